@@ -1,7 +1,7 @@
 """The engines that BM25 over strides is compared with, all over the same passages, with k1 0.9 and b 0.4.
 
 Preparation is not timed: building the index, and converting queries to the engine's form. The time is that of answering
-all queries in their order. Each engine has one segment and one thread, except `ON_ALL_CORES`.
+all queries in their order. Each engine has one thread, except `ON_ALL_CORES`.
 """
 
 import json
@@ -16,7 +16,8 @@ import numpy as np
 import tantivy
 
 from benchmarks.collection import Collection
-from ralm.retrieval.bm25.scan import SearchBatch
+from ralm.retrieval.bm25.batch import SearchBatch
+from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import search_streams
 
@@ -27,14 +28,12 @@ _ADDED_AT_ONCE = 10_000
 
 
 def ours(bm25: BM25, collection: Collection) -> Iterator[tuple[str, Engine]]:
-    """A stream on one core; queries one call at a time, as in generation, which are looked up; a scan of every posting;
-    a stream on each core."""
+    """A stream on one core; lookups for one query a call, as in generation, and for many; a stream on each core."""
     words = [[f"w{term}" for term in query] for query in collection.queries]
     rows = [bm25.terms(query) for query in words]
     yield "stream", lambda k: search_streams(bm25.collection, SearchBatch.of(rows, k, None), 1)
-    yield "lookup", lambda k: [bm25.retrieve_terms([row], k) for row in rows]
-    apart = rows[:: max(1, len(rows) // 500)]  # these share few terms with each other, so none is streamed
-    yield "scan", lambda k: bm25.retrieve_terms((apart * (len(rows) // len(apart) + 1))[: len(rows)], k)
+    yield "lookup, one by one", lambda k: [bm25.retrieve_terms([row], k) for row in rows]
+    yield "lookup", lambda k: search_lookups(bm25.collection, SearchBatch.of(rows, k, None))
     yield ON_ALL_CORES, lambda k: bm25.retrieve_terms(rows, k)
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.filters [--passages 500000] [--hits 10] [--repeats 5]
 
 The collection is synthetic. Passages pass at random, or in runs of 50 such as the passages of a document; the second is
-what metadata mostly gives. Queries are scanned one by one, or go through a stream in the order of their text. Each run
+what metadata mostly gives. Queries are looked up, or go through a stream in the order of their text. Each run
 measures all of them in turn, in processor time on one core, and a ratio is the median over runs. Linux only.
 """
 
@@ -21,15 +21,14 @@ from benchmarks import synthetic
 from ralm.records import BoolArray
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import BM25Builder
-from ralm.retrieval.bm25.scan import SearchBatch
+from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import search_streams
 
 SHARES = (0.5, 0.1, 0.01, 0.0001)
 RUN = 50
 ONE_CORE = {max(os.sched_getaffinity(0))}
-SCANNED = 64
+LOOKED_UP = 64
 
 
 def seconds(search: Callable[[], object]) -> float:
@@ -45,16 +44,12 @@ def passing(count: int, share: float, run: int) -> BoolArray:
     return np.repeat(drawn, run)[:count]
 
 
-def scanned(bm25: BM25, queries: list[list[int]], k: int) -> Callable[[], object]:
-    return lambda: bm25._scan(batch(bm25, queries, k))
+def looked_up(bm25: BM25, queries: list[list[int]], k: int) -> Callable[[], object]:
+    return lambda: search_lookups(bm25.collection, bm25._batch(queries, k))
 
 
 def streamed(bm25: BM25, queries: list[list[int]], k: int) -> Callable[[], object]:
-    return lambda: search_streams(bm25.collection, batch(bm25, queries, k), 1)
-
-
-def batch(bm25: BM25, queries: list[list[int]], k: int) -> SearchBatch:
-    return SearchBatch.of(queries, k, bm25._in_rows(len(queries), None))
+    return lambda: search_streams(bm25.collection, bm25._batch(queries, k), 1)
 
 
 def main() -> None:
@@ -70,9 +65,9 @@ def main() -> None:
         for text in collection.texts():
             builder.add(text)
         builder.finish()
-        bm25 = BM25([Segment(open_arrays(Path(folder)), given.passages)])
+        bm25 = BM25(open_arrays(Path(folder)), given.passages)
         queries = [bm25.terms([f"w{term}" for term in query]) for query in collection.queries]
-        ways = {"scan": (scanned, queries[:: max(1, len(queries) // SCANNED)]), "stream": (streamed, queries)}
+        ways = {"lookup": (looked_up, queries[:: max(1, len(queries) // LOOKED_UP)]), "stream": (streamed, queries)}
         print("\n| | passes | in runs of | ms a query | times unfiltered | least and most |\n|---|---|---|---|---|---|")
         for name, (make, some) in ways.items():
             searches = {(1.0, 1): make(bm25, some, given.hits)}

@@ -28,7 +28,6 @@ from benchmarks.collection import DATA, WIKIPEDIA, Collection, real_collection, 
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.segments import Segment
 
 SIZES = [100_000, 500_000, 2_000_000]
 HITS = (1, 16)
@@ -52,9 +51,9 @@ def built(folder: Path, texts: Iterable[str]) -> BM25:
         f"{counts.postings:,} postings, {counts.terms:,} terms, {size / 1e6:,.0f} MB, "
         f"{size / counts.postings:.2f} bytes a posting"
     )
-    bm25 = BM25([Segment(open_arrays(folder), counts.passages)])
+    bm25 = BM25(open_arrays(folder), counts.passages)
     begin = time.perf_counter()
-    common = bm25.collection.common[0]
+    common = bm25.collection.common
     size = sum(array.nbytes for array in (common.highest_MB, common.present_MW, common.before_MW))
     print(f"{len(common.before_MW)} common terms laid out in {time.perf_counter() - begin:.1f} s, {size / 1e6:,.0f} MB")
     return bm25

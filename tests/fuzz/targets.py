@@ -124,12 +124,12 @@ def make_updated(folder: Path) -> None:
 
 
 def ask_index(folder: Path) -> Any:
-    """Scans, streams, vectors, and every passage."""
+    """Lookups, streams, vectors, and every passage."""
     index = open_index(folder / "index")
     answer: list[Any] = [index.fingerprint, len(index.passages)]
     if index.bm25_options:
         terms = [index.bm25.terms(query.split()) for query in QUERIES]
-        streamed = found_by(Stream(index.bm25.collection, K, PARTITION), terms, K)
+        streamed = found_by(Stream(index.bm25.collection, K, PARTITION), index.bm25._batch(terms, K))
         answer += [as_lists(index.bm25.retrieve(QUERIES, K)), as_lists(streamed)]
         answer.append(as_lists(index.bm25.retrieve(QUERIES[:1], PASSAGES)))
     if index.vectors:

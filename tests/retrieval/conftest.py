@@ -2,9 +2,7 @@
 
 import pytest
 
-from ralm.retrieval.bm25 import lookup, search
-from ralm.retrieval.bm25.collection import Collection
-from ralm.retrieval.bm25.scan import SearchBatch
+from ralm.retrieval.bm25.batch import SearchBatch
 from ralm.retrieval.bm25.stream import Stream
 
 
@@ -19,17 +17,4 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         fill(self, batch)
 
     monkeypatch.setattr(Stream, "fill", note)
-    return noted
-
-
-@pytest.fixture
-def lookups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of queries of each batch that was answered by lookups."""
-    noted: list[int] = []
-
-    def note(collection: Collection, batch: SearchBatch) -> None:
-        noted.append(len(batch.queries))
-        lookup.search_lookups(collection, batch)
-
-    monkeypatch.setattr(search, "search_lookups", note)
     return noted

@@ -9,12 +9,11 @@ import pytest
 from ralm.records import Hits
 from ralm.retrieval.analysis import ENGLISH, Analysis
 from ralm.retrieval.bm25.arrays import Arrays, open_arrays
+from ralm.retrieval.bm25.batch import Forbidden, SearchBatch
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.lookup import search_lookups
-from ralm.retrieval.bm25.scan import Forbidden, SearchBatch
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
 
 
@@ -37,7 +36,7 @@ def arrays_of(
 
 def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = None, *, buffered: int = 1 << 20) -> BM25:
     """BM25 over texts."""
-    return BM25([Segment(arrays_of(folder, texts, buffered=buffered), len(texts))], options)
+    return BM25(arrays_of(folder, texts, buffered=buffered), len(texts), options)
 
 
 def words(seed: int, count: int, vocabulary: int) -> list[str]:
@@ -69,31 +68,20 @@ def streamed(
     forbidden: Forbidden | None = None,
     at_a_time: int = 256,
 ) -> Hits:
-    """What one stream finds, and lookups as well; rows of the index instead of passage numbers."""
+    """What one stream finds, and lookups as well, with the layout of common words and without."""
     terms = [bm25.terms(query.split()) for query in queries]
-    found = found_by(Stream(bm25.collection, k, partition), terms, k, forbidden, at_a_time)
-    assert_equal(looked_up(bm25, terms, k, partition, forbidden), found)
+    found = found_by(Stream(bm25.collection, k, partition), bm25._batch(terms, k, forbidden), at_a_time)
+    for collection in (bm25.collection, bm25._plain):
+        batch = bm25._batch(terms, k, forbidden)
+        search_lookups(collection, batch, partition)
+        assert_equal(Hits(batch.numbers_QK, batch.scores_QK), found)
     return found
 
 
-def found_by(
-    stream: Stream,
-    terms: Sequence[Sequence[int]],
-    k: int,
-    forbidden: Forbidden | None = None,
-    at_a_time: int = 256,
-) -> Hits:
-    """What a stream with k hits finds for its next queries; rows of the index instead of passage numbers."""
-    batch = SearchBatch.of(terms, k, forbidden)
-    for first in range(0, len(terms), at_a_time):
+def found_by(stream: Stream, batch: SearchBatch, at_a_time: int = 256) -> Hits:
+    """What a stream finds for its next queries."""
+    for first in range(0, len(batch.queries), at_a_time):
         stream.fill(batch.part(first, first + at_a_time))
-    return Hits(batch.numbers_QK, batch.scores_QK)
-
-
-def looked_up(bm25: BM25, terms: Sequence[Sequence[int]], k: int, partition: int, forbidden: Forbidden | None) -> Hits:
-    """What lookups find; rows of the index instead of passage numbers."""
-    batch = SearchBatch.of(terms, k, forbidden)
-    search_lookups(bm25.collection, batch, partition)
     return Hits(batch.numbers_QK, batch.scores_QK)
 
 

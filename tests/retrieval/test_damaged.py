@@ -97,7 +97,7 @@ def test_kernels_never_get_what_would_lead_them_out_of_their_arrays(
     with pytest.raises(DamagedFolderError, match=message):
         bm25 = open_index(index).bm25
         if streams:
-            found_by(Stream(bm25.collection, 5, 1024), [bm25.terms(QUERY.split())], 5)
+            found_by(Stream(bm25.collection, 5, 1024), bm25._batch([bm25.terms(QUERY.split())], 5))
         else:
             bm25.retrieve([QUERY], 5)
 
@@ -168,7 +168,7 @@ def answers(index: Index) -> Sequence[object]:
     terms = [index.bm25.terms(query.split()) for query in QUERIES]
     found: list[Hits] = [
         index.bm25.retrieve(QUERIES, 5),
-        found_by(Stream(index.bm25.collection, 5, 1024), terms, 5),
+        found_by(Stream(index.bm25.collection, 5, 1024), index.bm25._batch(terms, 5)),
         index.dense(encoder=HashEncoder()).retrieve(QUERIES, 5),
     ]
     hits = [hits.of(row) for hits in found for row in range(len(QUERIES))]

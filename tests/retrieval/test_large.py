@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ralm.retrieval.bm25 import search
+from ralm.records import Hits
 from ralm.retrieval.bm25.arrays import Arrays
+from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
-from tests.retrieval.searching import arrays_of, found_by, pieces
+from tests.retrieval.searching import arrays_of, assert_equal, found_by, pieces
 
 PASSAGES = 1 << 17
 HOLE = (1 << 31) + 12345
@@ -52,12 +52,12 @@ def test_more_postings_than_32_bits_can_number(tmp_path: Path) -> None:
     text = np.where(rng.random(400) < 0.5, order[rng.integers(0, 10, 400)], rng.integers(0, len(order), 400))
     words = arrays.term_texts(text)
     queries = [words[end - 12 : end] for end in range(12, 400, 3)]
-    small, large = BM25([Segment(arrays, PASSAGES)]), BM25([Segment(wide, PASSAGES)])
+    small, large = BM25(arrays, PASSAGES), BM25(wide, PASSAGES)
     expected = small.retrieve_terms([small.terms(query) for query in queries], 16)
-    assert len(large.collection.common[0].before_MW) >= 10
+    assert len(large.collection.common.before_MW) >= 10
     terms = [large.terms(query) for query in queries]
-    streamed = found_by(Stream(large.collection, 16), terms, 16)
-    scanned = large.retrieve_terms(terms[: search.STREAM_QUERIES - 1], 16)
-    np.testing.assert_array_equal(streamed.numbers_QK, expected.numbers_QK)
-    np.testing.assert_array_equal(streamed.scores_QK, expected.scores_QK)
-    np.testing.assert_array_equal(scanned.numbers_QK, expected.numbers_QK[: len(scanned)])
+    assert_equal(found_by(Stream(large.collection, 16), large._batch(terms, 16)), expected)
+    for collection in (large._plain, large.collection):
+        batch = large._batch(terms, 16)
+        search_lookups(collection, batch)
+        assert_equal(Hits(batch.numbers_QK, batch.scores_QK), expected)

@@ -12,7 +12,7 @@ import ralm
 from ralm.protocols import Retriever
 from ralm.records import Hits, Passage
 from ralm.retrieval.allowed import mask_without, narrowed
-from ralm.retrieval.bm25.scan import Forbidden
+from ralm.retrieval.bm25.batch import Forbidden
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import MemoizedRetriever, title_mask

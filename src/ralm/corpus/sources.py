@@ -33,7 +33,6 @@ from ralm.corpus.folder import (
     is_read,
 )
 from ralm.corpus.formats import SUFFIXES, arrow, document_reader
-from ralm.corpus.numbering import are_in
 from ralm.errors import CorpusError, RalmWarning
 from ralm.records import Document, IntArray
 from ralm.storage.remote import FilePath, RemoteFile, is_url, remote_file
@@ -86,7 +85,7 @@ class RepeatedIds:
             return
         hashes = np.fromiter(map(hash, ids), np.int64, len(ids))
         order = np.argsort(hashes, kind="stable")
-        repeated = are_in(self._seen, hashes)
+        repeated = np.isin(hashes, self._seen)
         repeated[order[1:]] |= hashes[order[1:]] == hashes[order[:-1]]
         self.count += int(repeated.sum())
         examples = dict.fromkeys([*self.examples, *(ids[place] for place in np.flatnonzero(repeated).tolist())])

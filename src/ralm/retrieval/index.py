@@ -19,7 +19,6 @@ from ralm.retrieval import layout
 from ralm.retrieval.analysis import Analysis, analysis_as_recorded
 from ralm.retrieval.bm25 import formula, search
 from ralm.retrieval.bm25.arrays import Arrays, MappedArrays, check_arrays, map_arrays
-from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.columns import COLUMNS_FILE, ColumnFile
 from ralm.retrieval.dense.options import (
     HASHES,
@@ -112,8 +111,8 @@ class Index:
                 "(`ralm index --retriever both`)."
             )
         _check_stems(self, self.arrays, self.analysis)
-        segment = Segment(self.arrays, len(self.passages))
-        return search.BM25([segment], self.bm25_options, analysis=self.analysis, fingerprint=self.fingerprint)
+        passages, fingerprint = len(self.passages), self.fingerprint
+        return search.BM25(self.arrays, passages, self.bm25_options, analysis=self.analysis, fingerprint=fingerprint)
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
         """The encoder that made the vectors with this name, or the default ones.

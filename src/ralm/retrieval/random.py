@@ -1,4 +1,5 @@
-"""Random passages: the control that shows how much of a gain comes from retrieval and not from any text before it.
+"""Random passages: the control that shows how much of a gain comes import hashlib
+from retrieval and not from any text before it.
 
 The passages of a query depend on a hash of the seed, the query, and the number of its earlier occurrences in the call.
 They do not depend on other queries.
@@ -15,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import hash_of_numbers
 from ralm.records import BoolArray, Hits, IntArray
 from ralm.validation import check_count, check_seed
 
@@ -46,7 +46,7 @@ class RandomRetriever:
     @property
     def config(self) -> dict[str, JsonValue]:
         """The seed, and the passages to draw from."""
-        of = None if self._numbers is None else hash_of_numbers(self._numbers)
+        of = None if self._numbers is None else hashlib.sha256(self._numbers.astype("<i8").tobytes()).hexdigest()
         return {"retriever": "random", "seed": self._seed, "passages": self._count, "of": of}
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:

@@ -6,12 +6,12 @@ segments.py        runs of passages with arrays of their own; removed passages; 
 build.py           texts in, term ids and arrays out, in bounded memory and several processes
 writing.py         sorted runs of postings, the code table, and the files of the arrays
 
-search.py          queries in, hits out, by the fastest of three ways
-scan.py              a scan reads every posting of a query's terms; forbidden passages
+search.py          queries in, hits out, by the faster of two ways
+batch.py             queries, and the passages that must not be hits
 stream.py            a stream computes each query from the one before
 stream_kernel.py     the kernel of streams
 lookup.py            a lookup sums rare terms and looks common ones up
-collection.py        the data that the streams and lookups of an index share
+collection.py        an index as it is searched, and the layout of its common terms
 kernels.py         pieces of kernels: how they are compiled, fixed-point scores, the heap of the best
 instructions.py    vector instructions of kernels
 """

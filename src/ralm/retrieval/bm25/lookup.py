@@ -1,298 +1,384 @@
-"""Search for queries that do not follow one another: rare terms are summed, common ones looked up.
+"""Search for queries that do not follow one another: the postings of rare terms are summed, common terms looked up.
 
-The postings of a query's rare terms are few. They are summed exactly, and only those passages are scored whose sum can
-reach the k-th best score together with the most that the common terms add. The postings of common terms are read only
-if these terms alone can reach that score (MaxScore of Turtle and Flood, 1995, with two groups of terms). Nothing is
-kept between queries, as in a scan.
+Without a layout of common terms, all terms of a query are rare. Sums are exact. If there are common terms, only those
+passages are scored whose sum can reach the k-th best score together with the most that the common terms add; the
+passages of common terms alone are looked at only if these alone can reach that score (MaxScore of Turtle and Flood,
+1995, with two groups of terms). Passages go through it in partitions, so that their sums stay in cache. Nothing is kept
+between queries.
 
 Letters of shapes: Q queries, K hits per query, T terms of a query, C rows of the code table, N passages and B blocks of
 a partition.
 """
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.retrieval.bm25 import kernels, stream_kernel
-from ralm.retrieval.bm25.collection import BLOCK_BITS, PARTITION, STEP_BITS, WORD_BITS, Collection
-from ralm.retrieval.bm25.scan import Forbidden, ScanQueries, SearchBatch, add_postings, listed_for, weighted
-from ralm.retrieval.bm25.stream_kernel import ALIGNED, CommonQueryTerms, PartitionRows, Postings, Terms
+from ralm.retrieval.bm25 import kernels
+from ralm.retrieval.bm25.batch import (
+    ALIGNED,
+    BLOCK_BITS,
+    Allowed,
+    Forbidden,
+    SearchBatch,
+    allowed_for,
+    is_in,
+    may_be_found,
+)
+from ralm.retrieval.bm25.collection import (
+    PARTITION,
+    STEP_BITS,
+    WORD_BLOCKS,
+    Collection,
+    CommonQueryTerms,
+    Postings,
+    Terms,
+    common_score,
+    reach_threshold,
+    rounded_up,
+)
 
-_WORD_BLOCKS: Final = 1 << (WORD_BITS - BLOCK_BITS)
-_BLOCKS: Final = 64
-"""Blocks whose highest bound is compared with the threshold at a time."""
+_HIGHEST: Final = (1 << 16) - 1
+_MAX_STEPS: Final = _HIGHEST // 2
+"""The highest bound that the rare terms of a block can have, and its common ones; the sum of both fits into 16 bits."""
+_SPARSE: Final = 16
+"""With at most one posting in so many passages, the postings are walked through again; else all sums are compared."""
 
 
-class _QueryTerms(NamedTuple):
-    """The terms of queries in a segment, those of one query after those of another.
+class WeightedQueries(NamedTuple):
+    """Queries as distinct terms with weights (float64) and counts (int64); those of query q are `ends[q]` to
+    `ends[q + 1]`, by rising frequency."""
 
-    `begins`, `stops`: their postings. `words`: where the words of a common term begin, -1 for a rare one. `most`: the
-    most that one occurrence of a common term adds, in steps.
-    """
-
-    begins: NDArray[np.int64]
-    stops: NDArray[np.int64]
-    words: NDArray[np.int64]
-    most: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    terms: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    weights: NDArray[np.float64]
 
 
 class _Query(NamedTuple):
-    """A query in a segment: its terms by rising frequency in the index, the rows of the rare ones, the `commons` common
-    ones, and the most points that these add to a passage."""
+    """A query: its terms, the rows of the rare ones, where the postings of these begin and end in a
+    partition, the `commons` common ones, and the score of a point.
+
+    If a query is so long that its scores would not fit into 31 bits, or the bounds of its common terms into 16, all its
+    terms are rare; in the first case the score of a point grows by powers of two.
+    """
 
     terms: Terms
     rare: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
     common: CommonQueryTerms
     commons: int
-    rest: int
+    unit: float
 
 
 class _Room(NamedTuple):
     """Arrays that are used again for each query. `sums_N` is 0 between partitions."""
 
     sums_N: NDArray[np.int32]
+    rare_B: NDArray[np.uint16]
+    common_B: NDArray[np.uint16]
     bound_B: NDArray[np.uint16]
     lanes: NDArray[np.int32]
     floors_K: NDArray[np.int64]
 
 
 def search_lookups(collection: Collection, batch: SearchBatch, partition: int = PARTITION) -> None:
-    """Fill in the hits of queries, which the collection must support.
+    """Fill in the hits of queries.
 
     `partition`: passages at a time, a multiple of 1,024, which does not affect the hits.
     """
     assert partition % ALIGNED == 0
-    lexicon = collection.lexicon
-    terms, queries = weighted(batch.queries, lexicon.frequency_V, lexicon.idf_V)
     heaps_QK = np.zeros(batch.numbers_QK.shape, np.int64)
     found_Q = np.zeros(len(batch.queries), np.int64)
-    for place, (segment, common) in enumerate(zip(collection.segments, collection.common, strict=True)):
-        numbers = lexicon.terms_SV[place, terms]
-        _look_up(
-            queries, _QueryTerms(*segment.postings_of(numbers), *common.of_terms(numbers)), segment.impact_C,
-            Postings.of(segment.arrays, common), segment.passages, segment.first, partition,
-            batch.forbidden.in_segment(segment.first_word, segment.passages), heaps_QK, found_Q,
-        )  # fmt: skip
-    unit_Q = np.full(len(found_Q), kernels.UNIT)
+    unit_Q = np.zeros(len(batch.queries))
+    _look_up(
+        collection.postings, collection.impact_C, weighted(collection, batch.queries), collection.passages, partition,
+        batch.forbidden, heaps_QK, found_Q, unit_Q,
+    )  # fmt: skip
     kernels.drain_heaps(heaps_QK, found_Q, batch.numbers_QK, batch.scores_QK, unit_Q)
+
+
+def weighted(collection: Collection, queries: Sequence[Sequence[int]]) -> WeightedQueries:
+    """Return queries with the weights of their terms, whose postings are checked."""
+    ends = np.zeros(len(queries) + 1, np.int64)
+    np.cumsum([*map(len, queries)], out=ends[1:])
+    terms = np.fromiter(chain.from_iterable(queries), np.int64, ends[-1])
+    ends, distinct, counts, frequency = _distinct(terms, ends, collection.arrays.offsets)
+    collection.arrays.check_terms(distinct, collection.passages)
+    return WeightedQueries(ends, distinct, counts, collection.idf(frequency))
+
+
+@kernels.kernel
+def _distinct(
+    terms: NDArray[np.int64], ends: NDArray[np.int64], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the distinct terms of each query end, these terms by rising frequency, how often they occur in it,
+    and in how many passages."""
+    distinct, counts = np.empty(len(terms), np.int64), np.empty(len(terms), np.int64)
+    new_ends = np.zeros(len(ends), np.int64)
+    n = 0
+    for query in range(len(ends) - 1):
+        own = np.sort(terms[ends[query] : ends[query + 1]])
+        begin = n
+        for i in range(len(own)):
+            if i and own[i] == own[i - 1]:
+                counts[n - 1] += 1
+            else:
+                distinct[n], counts[n] = own[i], 1
+                n += 1
+        order = np.argsort(offsets[distinct[begin:n] + 1] - offsets[distinct[begin:n]])
+        distinct[begin:n], counts[begin:n] = distinct[begin:n][order], counts[begin:n][order]
+        new_ends[query + 1] = n
+    distinct = distinct[:n]
+    return new_ends, distinct, counts[:n], offsets[distinct + 1] - offsets[distinct]
 
 
 @kernels.kernel
 def _look_up(
-    queries: ScanQueries,
-    found: _QueryTerms,
-    impact_C: NDArray[np.float64],
     postings: Postings,
+    impact_C: NDArray[np.float64],
+    queries: WeightedQueries,
     passages: int,
-    first_row: int,
     partition: int,
     forbidden: Forbidden,
     heaps_QK: NDArray[np.int64],
     found_Q: NDArray[np.int64],
+    unit_Q: NDArray[np.float64],
 ) -> None:
-    """Offer the passages of a segment that are among the best to the heap of each query; `first_row` is the row of the
-    segment's first passage."""
+    """Write the best passages of each query into its heap, and the score of a point."""
     size = (min(partition, passages) + ALIGNED - 1) // ALIGNED * ALIGNED
+    blocks = size >> BLOCK_BITS
     room = _Room(
-        np.zeros(size, np.int32), np.empty(size >> BLOCK_BITS, np.uint16), np.empty(kernels.LANES, np.int32),
-        np.empty(heaps_QK.shape[1], np.int64),
+        np.zeros(size, np.int32), np.empty(blocks, np.uint16), np.empty(blocks, np.uint16), np.empty(blocks, np.uint16),
+        np.empty(kernels.LANES, np.int32), np.empty(heaps_QK.shape[1], np.int64),
     )  # fmt: skip
     for number in range(len(found_Q)):
-        first, last = queries.ends[number], queries.ends[number + 1]
-        query = _query(queries, found, first, last, impact_C)
-        begins, stops = found.begins[first:last].copy(), found.stops[first:last]
-        ends = begins.copy()
+        query = _query(postings, impact_C, queries, queries.ends[number], queries.ends[number + 1])
+        allowed, heap = allowed_for(forbidden, number), heaps_QK[number]
+        found = 0
         for base in range(0, passages, partition):
             size = min(partition, passages - base)
-            for term in query.rare:
-                begins[term] = ends[term]
-                ends[term] = add_postings(
-                    postings.passages, postings.codes, ends[term], stops[term], query.terms.points_TC[term], base,
-                    size, room.sums_N,
-                )  # fmt: skip
-            rows = PartitionRows(
-                base, first_row, listed_for(forbidden, number),
-                forbidden.bits_B[base >> BLOCK_BITS :], forbidden.open_W,
-            )  # fmt: skip
-            found_Q[number] = _collect(
-                postings, query, begins, ends, rows, size, room, heaps_QK[number], found_Q[number]
-            )
+            added = _add_rare(postings, query, queries.terms[queries.ends[number] :], base, size, room)
+            sparse = added * _SPARSE <= size
+            floor = _floor(postings, query, allowed, base, room) if found < len(heap) else 1
+            _bound_rare(postings, query, base, room, sparse)
+            _bound_common(postings, query, base, size, room.common_B)
+            found = _collect(postings, query, allowed, base, size, room, heap, found, floor)
+            _clear(postings, query, base, room, sparse)
+        found_Q[number], unit_Q[number] = found, query.unit
 
 
 @kernels.kernel
-def _query(queries: ScanQueries, found: _QueryTerms, first: int, last: int, impact_C: NDArray[np.float64]) -> _Query:
-    """The terms from `first` to `last`; the points of rare ones are those of all their occurrences."""
+def _query(
+    postings: Postings, impact_C: NDArray[np.float64], queries: WeightedQueries, first: int, last: int
+) -> _Query:
+    """Return the query of the terms from `first` to `last`; the points of rare ones are those of all occurrences."""
+    unit = _unit(queries.weights[first:last], queries.counts[first:last])
+    rows, most = np.full(last - first, -1, np.int64), 0
+    if len(postings.row_V) and unit == kernels.UNIT:
+        for term in range(last - first):
+            rows[term] = postings.row_V[queries.terms[first + term]]
+            if rows[term] >= 0:
+                most += postings.most_M[rows[term]] * queries.counts[first + term]
+        if most > _MAX_STEPS:
+            rows[:], most = -1, 0
     points_TC = np.empty((last - first, len(impact_C)), np.int32)
+    slices_TS = np.empty((last - first, 1), np.int64)
     rare = np.empty(last - first, np.int64)
     common = CommonQueryTerms(
         np.empty(last - first, np.int64), np.empty(last - first, np.int64), np.empty(last - first, np.int32)
     )
-    count = rares = rest = 0
+    commons = rares = 0
     for term in range(last - first):
         times = queries.counts[first + term]
-        kernels.fill_points(queries.weights[first + term], impact_C, kernels.UNIT, points_TC[term])
-        if found.words[first + term] < 0:
+        slices_TS[term, 0] = postings.offsets[queries.terms[first + term]]
+        kernels.fill_points(queries.weights[first + term], impact_C, unit, points_TC[term])
+        if rows[term] < 0:
             points_TC[term] *= np.int32(times)
             rare[rares] = term
             rares += 1
         else:
-            common.terms[count], common.words[count], common.times[count] = term, found.words[first + term], times
-            rest += found.most[first + term] * times << STEP_BITS
-            count += 1
-    terms = Terms(found.begins[first:last].copy().reshape(-1, 1), points_TC, found.words[first:last])
-    return _Query(terms, rare[:rares], common, count, rest)
+            common.terms[commons], common.words[commons] = term, rows[term] * postings.words
+            common.times[commons] = times
+            commons += 1
+    begins = slices_TS[:, 0].copy()
+    return _Query(Terms(slices_TS, points_TC, rows), rare[:rares], begins, begins.copy(), common, commons, unit)
+
+
+@kernels.kernel
+def _unit(weights: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
+    """Return the score of one point for a query: the smallest with which its scores, rounded up to steps, fit into 31
+    bits."""
+    max_score, times, unit = (weights * counts).sum(), counts.sum(), kernels.UNIT
+    while unit < 1 and max_score / unit + times >= kernels.MAX_SCORE - (1 << STEP_BITS):
+        unit *= 2
+    return unit
+
+
+@kernels.kernel
+def _add_rare(
+    postings: Postings,
+    query: _Query,
+    terms: NDArray[np.int64],
+    base: int,
+    size: int,
+    room: _Room,
+) -> int:
+    """Add the postings of rare terms in a partition to its sums; write where they begin and end, and return how many
+    they are."""
+    passages, sums_N = postings.passages, room.sums_N
+    codes, escaped, escaped_rows = postings.codes
+    added = 0
+    for term in query.rare:
+        begin, stop, points_C = query.ends[term], postings.offsets[terms[term] + 1], query.terms.points_TC[term]
+        end = begin + int(np.searchsorted(passages[begin:stop], base + size))
+        for i in range(begin, end):
+            sums_N[np.uint32(passages[i] - base)] += points_C[codes[i]]
+        if len(escaped):  # their code stands for an empty row of the table, so the loop above added nothing
+            for i in range(np.searchsorted(escaped, begin), np.searchsorted(escaped, end)):
+                sums_N[passages[escaped[i]] - base] += points_C[escaped_rows[i]]
+        query.begins[term], query.ends[term] = begin, end
+        added += end - begin
+    return added
 
 
 @kernels.kernel
 def _collect(
     postings: Postings,
     query: _Query,
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    rows: PartitionRows,
+    allowed: Allowed,
+    base: int,
     size: int,
     room: _Room,
     heap: NDArray[np.int64],
     found: int,
+    floor: int,
 ) -> int:
-    """Offer the passages of a partition that may be among the best, and set its sums to 0 again; returns how many the
-    heap then holds. The postings of the rare terms in the partition are those from `begins` to `ends`."""
-    sums_N, bound_B = room.sums_N, room.bound_B
-    threshold = max(kernels.worst_score(heap, found), np.int64(1))
-    if found < len(heap):
-        threshold = max(threshold, _floor(postings, query, begins, ends, rows, room))
-    _bound(postings, query, rows.base, size, bound_B)
-    alone = query.rest >= threshold
-    for term in query.rare:
-        for posting in range(begins[term], ends[term]):
-            place = np.uint32(postings.passages[posting] - rows.base)
-            rare = np.int64(sums_N[place])
-            sums_N[place] = -abs(rare) if alone else 0  # each passage is looked at once
-            spare = rare + (np.int64(bound_B[place >> np.uint32(BLOCK_BITS)]) << STEP_BITS) - threshold
-            if spare < 0 or rare <= 0:
+    """Offer the passages of a partition that may be among the best; return how many the heap then holds.
+
+    Later passages have higher numbers, so they must score more than the worst score.
+    """
+    sums_N, common, count = room.sums_N, query.common, query.commons
+    bits_B, open_W = allowed.mask
+    threshold = max(kernels.worst_score(heap, found) + 1, floor)
+    room.bound_B[:] = _HIGHEST
+    for begin in range(0, (size + kernels.LANES - 1) >> BLOCK_BITS, kernels.MARKS):
+        marks = kernels.tighten(room.bound_B, room.rare_B, room.common_B, begin, np.uint16(_steps(threshold)))
+        if len(bits_B):
+            marks &= open_W[base // ALIGNED + begin // kernels.MARKS]
+        while marks:
+            block = begin + kernels.lowest_bit(marks)
+            marks &= marks - np.uint64(1)
+            if room.bound_B[block] < _steps(threshold):
                 continue
-            passage = rows.base + np.int64(place)
-            if _reaches(postings, query, passage, spare) and stream_kernel.may_be_found(rows, passage):
-                common = stream_kernel.common_score(postings, query.terms, query.common, query.commons, passage)
-                if rare + common >= threshold:
-                    found = kernels.offer(heap, found, rare + common, rows.first + passage)
-                    threshold = max(threshold, kernels.worst_score(heap, found))
-    if alone:
-        found = _collect_common(postings, query, rows, size, room, heap, found, threshold)
-        for term in query.rare:
-            for posting in range(begins[term], ends[term]):
-                sums_N[np.uint32(postings.passages[posting] - rows.base)] = 0
+            first = block << BLOCK_BITS
+            candidates = reach_threshold(
+                postings, common, count, bits_B, (base >> BLOCK_BITS) + block, sums_N, first, room.lanes, threshold
+            )
+            while candidates:
+                lane = kernels.lowest_bit(candidates)
+                candidates &= candidates - np.uint64(1)
+                passage = base + first + lane
+                score = sums_N[first + lane] + common_score(postings, query.terms, common, count, passage)
+                if score >= threshold and not is_in(allowed.listed, passage):
+                    found = kernels.offer(heap, found, score, passage)
+                    threshold = max(threshold, kernels.worst_score(heap, found) + 1)
     return found
+
+
+@kernels.kernel
+def _steps(points: int) -> int:
+    """Return points as steps, rounded up, or the most that half of a bound holds."""
+    return min(rounded_up(points), _MAX_STEPS)
+
+
+@kernels.kernel
+def _bound_rare(
+    postings: Postings,
+    query: _Query,
+    base: int,
+    room: _Room,
+    sparse: bool,
+) -> None:
+    """Write the highest sum of each block of a partition, in steps."""
+    sums_N, rare_B = room.sums_N, room.rare_B
+    if not sparse:
+        for block in range(len(rare_B)):
+            rare_B[block] = _steps(np.int64(kernels.highest(sums_N, block << BLOCK_BITS)))
+        return
+    rare_B[:] = 0
+    for term in query.rare:
+        for posting in range(query.begins[term], query.ends[term]):
+            place = np.uint32(postings.passages[posting] - base)
+            bound = np.uint16(_steps(np.int64(sums_N[place])))
+            rare_B[place >> np.uint32(BLOCK_BITS)] = max(rare_B[place >> np.uint32(BLOCK_BITS)], bound)
+
+
+@kernels.kernel
+def _clear(
+    postings: Postings,
+    query: _Query,
+    base: int,
+    room: _Room,
+    sparse: bool,
+) -> None:
+    """Set the sums of a partition to 0 again."""
+    if not sparse:
+        room.sums_N[:] = 0
+        return
+    for term in query.rare:
+        for posting in range(query.begins[term], query.ends[term]):
+            room.sums_N[np.uint32(postings.passages[posting] - base)] = 0
 
 
 @kernels.kernel
 def _floor(
     postings: Postings,
     query: _Query,
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    rows: PartitionRows,
+    allowed: Allowed,
+    base: int,
     room: _Room,
 ) -> int:
-    """A lower bound of the k-th best score of a partition, 0 if there is none: that of the k passages with the
-    highest sums among those with the rarest term that as many have."""
+    """Return a lower bound of the k-th best score of a partition, at least 1: that of the k passages with the highest
+    sums among those with the rarest term that as many have."""
     best = -1
     for term in query.rare:
-        if ends[term] - begins[term] >= len(room.floors_K):
+        if query.ends[term] - query.begins[term] >= len(room.floors_K):
             best = term
             break
     if best < 0:
-        return 0
+        return 1
     found = 0
-    for posting in range(begins[best], ends[best]):
+    for posting in range(query.begins[best], query.ends[best]):
         passage = np.int64(postings.passages[posting])
-        rare = np.int64(room.sums_N[passage - rows.base])
-        if rare > kernels.worst_score(room.floors_K, found) and stream_kernel.may_be_found(rows, passage):
+        rare = np.int64(room.sums_N[passage - base])
+        if rare > kernels.worst_score(room.floors_K, found) and may_be_found(allowed, passage):
             found = kernels.offer(room.floors_K, found, rare, passage)
     if found < len(room.floors_K):
-        return 0
+        return 1
     lowest = np.int64(kernels.MAX_SCORE)
     for place in range(found):
         passage, rare = kernels.passage_of(room.floors_K[place]), room.floors_K[place] >> kernels.NUMBER_BITS
-        common = stream_kernel.common_score(postings, query.terms, query.common, query.commons, passage)
+        common = common_score(postings, query.terms, query.common, query.commons, passage)
         lowest = min(lowest, rare + common)
     return int(lowest)
 
 
 @kernels.kernel
-def _bound(postings: Postings, query: _Query, base: int, size: int, bound_B: NDArray[np.uint16]) -> None:
+def _bound_common(postings: Postings, query: _Query, base: int, size: int, common_B: NDArray[np.uint16]) -> None:
     """Write the most that the common terms add to a passage of each block of a partition, in steps."""
     blocks = (size + kernels.LANES - 1) >> BLOCK_BITS
-    bound_B[:blocks] = 0
+    common_B[:] = 0
     for i in range(query.commons):
-        first = query.common.words[i] * _WORD_BLOCKS + (base >> BLOCK_BITS)
-        _raise(bound_B[:blocks], postings.highest[first : first + blocks], np.uint16(query.common.times[i]))
-
-
-@kernels.kernel
-def _reaches(postings: Postings, query: _Query, passage: int, spare: int) -> bool:
-    """Whether the common terms that a passage lacks add at most `spare` points to the bound of its block."""
-    word, block, bit = passage >> WORD_BITS, passage >> BLOCK_BITS, np.uint64(passage & 63)
-    for i in range(query.commons):
-        begin = query.common.words[i]
-        if not (postings.present[begin + word] >> bit) & np.uint64(1):
-            lacking = np.int64(postings.highest[begin * _WORD_BLOCKS + block]) * query.common.times[i]
-            spare -= lacking << STEP_BITS
-            if spare < 0:
-                return False
-    return True
-
-
-@kernels.kernel
-def _collect_common(
-    postings: Postings,
-    query: _Query,
-    rows: PartitionRows,
-    size: int,
-    room: _Room,
-    heap: NDArray[np.int64],
-    found: int,
-    threshold: int,
-) -> int:
-    """Offer the passages without rare terms, whose sums are 0, that may be among the best; those with rare terms have
-    negative sums. Returns how many the heap then holds."""
-    common, count = query.common, query.commons
-    first, blocks = rows.base >> BLOCK_BITS, (size + kernels.LANES - 1) >> BLOCK_BITS
-    bound_B = room.bound_B[:blocks]
-    for begin in range(0, blocks, _BLOCKS):
-        if _highest(bound_B[begin : begin + _BLOCKS]) < stream_kernel.rounded_up(threshold):
-            continue
-        for block in range(begin, min(begin + _BLOCKS, blocks)):
-            if bound_B[block] < stream_kernel.rounded_up(threshold):
-                continue
-            candidates = kernels.bound_lanes(
-                room.sums_N, block << BLOCK_BITS, STEP_BITS, room.lanes, common.words, common.times, count,
-                postings.highest, postings.present, first + block, stream_kernel.rounded_up(threshold),
-            )  # fmt: skip
-            while candidates:
-                place = (block << BLOCK_BITS) + kernels.lowest_bit(candidates)
-                candidates &= candidates - np.uint64(1)
-                passage = rows.base + place
-                if room.sums_N[place] or not stream_kernel.may_be_found(rows, passage):
-                    continue
-                score = stream_kernel.common_score(postings, query.terms, common, count, passage)
-                if score >= threshold:
-                    found = kernels.offer(heap, found, score, rows.first + passage)
-                    threshold = max(threshold, kernels.worst_score(heap, found))
-    return found
+        first = query.common.words[i] * WORD_BLOCKS + (base >> BLOCK_BITS)
+        _raise(common_B[:blocks], postings.highest[first : first + blocks], np.uint16(query.common.times[i]))
 
 
 @kernels.kernel
 def _raise(sums: NDArray[np.uint16], row: NDArray[np.uint8], times: np.uint16) -> None:
     for i in range(len(row)):
         sums[i] += np.uint16(np.uint16(row[i]) * times)
-
-
-@kernels.kernel
-def _highest(bounds: NDArray[np.uint16]) -> int:
-    # The maximum is a vector loop, faster than a branch for each block.
-    highest = np.uint16(0)
-    for i in range(len(bounds)):
-        highest = max(highest, bounds[i])
-    return int(highest)

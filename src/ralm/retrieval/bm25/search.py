@@ -1,13 +1,12 @@
-"""BM25 search: the exact best passages for queries, by the fastest of three ways.
+"""BM25 search: the exact best passages for queries, by the faster of two ways.
 
     streams   for queries of one call that follow one another (`ralm.retrieval.bm25.stream`)
-    lookups   for others with common words, once the layout of these words is ready (`ralm.retrieval.bm25.lookup`)
-    scans     for all others: every posting of the terms is read once (`ralm.retrieval.bm25.scan`)
+    lookups   for all others (`ralm.retrieval.bm25.lookup`)
 
-All sum the same fixed-point integers, and equal scores are ordered by passage number, so all give the same hits. The
+Both sum the same fixed-point integers, and equal scores are ordered by passage number, so both give the same hits. The
 kernels release Python's lock, so queries are spread over the cores.
 
-Letters of shapes: Q queries, K hits per query.
+Letters of shapes: Q queries, K hits per query, N passages.
 """
 
 import hashlib
@@ -15,8 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import fields
-from functools import cached_property, partial
-from itertools import accumulate, chain
+from functools import cached_property, lru_cache, partial
 from typing import Final, Self
 
 import numpy as np
@@ -26,103 +24,62 @@ from pydantic import JsonValue
 from ralm.records import BoolArray, Hits
 from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
-from ralm.retrieval.bm25.collection import (
-    COMMON_SHARE,
-    PARTITION,
-    Collection,
-    Lexicon,
-    SearchedSegment,
-)
+from ralm.retrieval.bm25.arrays import Arrays
+from ralm.retrieval.bm25.batch import EVERY, Forbidden, MaskBits, SearchBatch
+from ralm.retrieval.bm25.collection import Collection, Layout
 from ralm.retrieval.bm25.formula import BM25Options, cores, impact
-from ralm.retrieval.bm25.kernels import check_passage_count, drain_heaps
+from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.bm25.lookup import search_lookups
-from ralm.retrieval.bm25.scan import (
-    WORD_ROWS,
-    Forbidden,
-    PassingRows,
-    SearchBatch,
-    scan,
-    units,
-    weighted,
-)
-from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
-from ralm.retrieval.bm25.stream import CollectionLoader, follow_each_other, search_streams
+from ralm.retrieval.bm25.stream import follow_each_other, has_room_for, search_streams
 from ralm.validation import check_count
 
+_WORDS: Final = 1 << 17
+"""Words whose terms are remembered."""
 _QUERIES_A_TASK: Final = 16
-STREAM_PASSAGES: Final = 1 << 15
-"""With fewer passages a scan takes less than 0.05 ms, while compiling streams on a new machine takes some seconds."""
 STREAM_QUERIES: Final = 64
-"""So many queries of one call wait for the layout of the common words; fewer are not worth a stream of their own, since
-the first query of a stream has to add all its terms."""
-BATCH_QUERIES: Final = 8
-"""So many queries of one call begin the layout in the background."""
-SINGLE_QUERIES: Final = 64
-"""So many queries of smaller calls begin it too."""
-COMMON_POSTINGS: Final = 0.5
-"""The share of the postings of a call that must be of common words."""
-_PASSAGES_A_HIT: Final = 100
-"""If more than one in this many passages is requested, a scan is as fast."""
+"""Fewer queries are not worth a stream of their own, since the first query of a stream has to add all its terms."""
+PASSAGES_A_HIT: Final = 100
+"""If more than one in this many passages is requested, bounds leave too few passages out."""
 
 
 class BM25:
-    """A retriever over the segments of an index; safe to use from several threads.
+    """A retriever over the arrays of an index of so many passages; safe to use from several threads.
 
     `analysis`: how queries become terms, which must be how the passages did. `fingerprint`: a hash that identifies the
-    index; without one the arrays are hashed when `config` is read. `partition`: how many passages are scanned at a
-    time, which does not affect the hits.
+    index; without one the arrays are hashed when `config` is read.
 
-    Raises DamagedFolderError if the arrays of a segment do not fit its passages, CorpusError if there are more passages
-    than a hit can name. The postings of a term are checked on first use.
+    Raises DamagedFolderError if the arrays do not fit the passages, CorpusError if there are more passages than a hit
+    can name. The postings of a term are checked on first use.
     """
 
     def __init__(
         self,
-        segments: Sequence[Segment],
+        arrays: Arrays,
+        passages: int,
         options: BM25Options | None = None,
         *,
         analysis: Analysis = ENGLISH,
         fingerprint: str | None = None,
-        partition: int = PARTITION,
     ) -> None:
-        check_passage_count(sum(one.passages for one in segments))
-        for segment in segments:
-            segment.check()
-        self._segments = segments
+        check_passage_count(passages)
+        arrays.check_totals(passages)
+        self._arrays = arrays
+        self._passages = passages
+        self._options = options or BM25Options()
         self._analysis = analysis
         self._known_fingerprint = fingerprint
-        self._numbering = numbering_of(segments)
-        self._passages = len(self._numbering)
-        self._options = options or BM25Options()
-        self._partition = partition
-        totals = totals_of(segments)
-        self._sizes = [one.passages for one in segments]
-        firsts = accumulate(self._sizes, initial=0)
-        words = accumulate((-(-size // WORD_ROWS) for size in self._sizes), initial=0)
-        self._searched = [
-            SearchedSegment(one.arrays, one.passages, first, _impacts(one, totals.average_length, self._options), word)
-            for one, first, word in zip(segments, firsts, words, strict=False)
-        ]
-        self._lexicon = Lexicon(segments, totals.with_terms)
-        self._loader = CollectionLoader(self._searched, self._lexicon)
-        self._single = 0
+        self._term = lru_cache(_WORDS)(arrays.term)
+        self._plain = Collection(arrays, passages, _impacts(arrays, self._options))
+        self._layout = Layout(self._plain)
         self._mask_N: BoolArray | None = None
-        self._passing_rows = self._rows_of(None) if len(self._numbering.removed) else None
+        self._mask = EVERY
 
     def only(self, mask_N: BoolArray) -> Self:
         """Return the same retriever with only the passages of a mask, and the scores of the whole index."""
         other = copy(self)
         other._mask_N = mask_N if self._mask_N is None else self._mask_N & mask_N
-        other._passing_rows = self._rows_of(other._mask_N)
+        other._mask = MaskBits.of(other._mask_N)
         return other
-
-    def _rows_of(self, mask_N: BoolArray | None) -> PassingRows:
-        return PassingRows.of(self._numbering.rows_of_mask(mask_N), self._sizes)
-
-    @property
-    def collection(self) -> Collection:
-        """The data that streams and lookups share; the first call reads the postings of the commonest terms."""
-        return self._loader.collection()
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -144,98 +101,76 @@ class BM25:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return self._known_fingerprint or _digest(self._segments)
+        return self._known_fingerprint or _digest(self._arrays)
 
     def retrieve(self, queries: Sequence[str], k: int, forbidden: Forbidden | None = None) -> Hits:
         """The k best passages for each query: those that share a term with it and are not forbidden, best first.
 
         There are at most as many columns as passages. Raises UsageError if k is below 1.
         """
-        return self.retrieve_terms(self._terms_of(queries), k, forbidden)
-
-    def _terms_of(self, queries: Sequence[str]) -> list[list[int]]:
-        return [self.terms(query) for query in map(Analyser(self._analysis), queries)]
+        analyse = Analyser(self._analysis)
+        return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k, forbidden)
 
     def terms(self, words: Sequence[str]) -> list[int]:
         """The numbers of the analysed words that occur in some passage, repeats included."""
-        return [number for word in words if (number := self._lexicon.number(word)) >= 0]
+        return [number for number in map(self._term, words) if number >= 0]
 
     def frequency(self, word: str) -> int | None:
         """In how many passages a word occurs, by its rarest term; None if it has no terms, as a stop word."""
-        terms = Analyser(self._analysis)(word)
-        numbers = [self._lexicon.number(term) for term in terms]
-        return min((int(self._lexicon.frequency_V[one]) if one >= 0 else 0 for one in numbers), default=None)
+        numbers = [self._term(term) for term in Analyser(self._analysis)(word)]
+        if not numbers or -1 in numbers:
+            return 0 if numbers else None
+        return int(self._plain.frequency(np.array(numbers)).min())
 
     def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> Hits:
         """The hits of queries given as term numbers."""
         check_count("k", k)
-        batch = SearchBatch.of(queries, min(k, max(self._passages, 1)), self._in_rows(len(queries), forbidden))
+        batch = self._batch(queries, min(k, max(self._passages, 1)), forbidden)
         self._fill(batch)
-        return Hits(self._numbering.numbers(batch.numbers_QK), batch.scores_QK)
+        return Hits(batch.numbers_QK, batch.scores_QK)
 
-    def _in_rows(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
-        """The rows that must not be hits, of all queries and of each."""
-        rows = Forbidden.none(queries) if forbidden is None else forbidden.in_rows(self._numbering)
-        return rows.within(self._passing_rows)
+    def _batch(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> SearchBatch:
+        """Return queries whose hits are to be found, only among the passages of the mask."""
+        return SearchBatch.of(queries, k, (forbidden or Forbidden.none(len(queries))).within(self._mask))
 
     def _fill(self, batch: SearchBatch) -> None:
-        """Fill in the hits of queries, as rows, in the fastest way."""
+        """Fill in the hits of queries, in the faster way."""
         count, k = batch.numbers_QK.shape
-        suits = self._passages >= STREAM_PASSAGES and k * _PASSAGES_A_HIT <= self._passages
-        follow = count >= STREAM_QUERIES and follow_each_other(batch.queries)
-        collection = self._collection_for(batch.queries, follow=follow) if suits else None
-        if collection is not None and not collection.supports(batch.queries):
-            collection = None
-        if collection is not None and follow:
+        suits = k * PASSAGES_A_HIT <= self._passages
+        collection = self._layout.collection_for(batch.queries) if suits else self._plain
+        if (
+            collection.is_laid_out
+            and count >= STREAM_QUERIES
+            and follow_each_other(batch.queries)
+            and has_room_for(collection, batch.queries)
+        ):
             search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
             return
-        fill = self._scan if collection is None else partial(search_lookups, collection)
         parts = [batch.part(first, first + _QUERIES_A_TASK) for first in range(0, count, _QUERIES_A_TASK)]
         if len(parts) == 1:
-            fill(parts[0])
+            search_lookups(collection, parts[0])
         elif parts:
             with ThreadPoolExecutor(max_workers=min(cores(), len(parts))) as pool:
-                list(pool.map(fill, parts))
+                list(pool.map(partial(search_lookups, collection), parts))
 
-    def _collection_for(self, queries: Sequence[Sequence[int]], *, follow: bool) -> Collection | None:
-        """The layout of the common words, if it makes a call faster than scans; few queries do not wait for it."""
-        terms = np.fromiter(chain.from_iterable(queries), np.int64)
-        frequency = self._lexicon.frequency_V[terms].astype(np.float64)
-        common = frequency[frequency * COMMON_SHARE >= self._passages].sum() >= COMMON_POSTINGS * frequency.sum()
-        if not common and not follow:
-            return None
-        if len(queries) >= STREAM_QUERIES:
-            return self.collection
-        self._single += 1
-        waits = len(queries) < BATCH_QUERIES and self._single < SINGLE_QUERIES
-        return None if waits and not self._loader.background.is_started else self._loader.background.ready()
-
-    def _scan(self, batch: SearchBatch) -> None:
-        """Fill in the hits of queries by a scan."""
-        terms, queries = weighted(batch.queries, self._lexicon.frequency_V, self._lexicon.idf_V)
-        heaps_QK = np.zeros(batch.numbers_QK.shape, np.int64)
-        found_Q = np.zeros(len(batch.queries), np.int64)
-        for place, one in enumerate(self._searched):
-            begins, stops = one.postings_of(self._lexicon.terms_SV[place, terms])
-            scan(
-                queries, begins, stops, one.impact_C, one.arrays.passages, one.arrays.posting_codes, one.passages,
-                one.first, self._partition, batch.forbidden.in_segment(one.first_word, one.passages), heaps_QK, found_Q,
-            )  # fmt: skip
-        drain_heaps(heaps_QK, found_Q, batch.numbers_QK, batch.scores_QK, units(queries))
+    @property
+    def collection(self) -> Collection:
+        """The index with the layout of its common terms; the first call reads their postings."""
+        return self._layout.collection()
 
 
-def _impacts(segment: Segment, average_length: float, options: BM25Options) -> NDArray[np.float64]:
-    """The impact of each row of a segment's code table."""
-    frequency, length = segment.arrays.code_table.astype(np.int64).T
-    return np.where(frequency > 0, impact(np.maximum(frequency, 1), length, average_length, options), 0)
+def _impacts(arrays: Arrays, options: BM25Options) -> NDArray[np.float64]:
+    """Return the impact of each row of the code table."""
+    tokens, with_terms = arrays.totals.tolist()
+    frequency, length = arrays.code_table.astype(np.int64).T
+    return np.where(frequency > 0, impact(np.maximum(frequency, 1), length, tokens / max(with_terms, 1), options), 0)
 
 
-def _digest(segments: Sequence[Segment]) -> str:
-    """A short hash of all arrays and of the removed passages; reads the arrays in full."""
+def _digest(arrays: Arrays) -> str:
+    """Return a short hash of all arrays, which are read in full."""
     digest = hashlib.sha256()
-    for part in (part for segment in segments for part in (segment.arrays, segment.removed)):
-        for field in fields(part):
-            array = getattr(part, field.name)
-            if isinstance(array, np.ndarray):
-                digest.update(np.ascontiguousarray(array).data)
+    for field in fields(arrays):
+        array = getattr(arrays, field.name)
+        if isinstance(array, np.ndarray):
+            digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]

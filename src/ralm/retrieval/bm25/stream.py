@@ -1,16 +1,14 @@
 """Stream search: exact BM25 for consecutive queries that overlap, such as those of strides.
 
-Each query is computed from the one before (`stream_kernel`); the state for that is kept here, for every segment of the
-index and all partitions of its passages. A batch of queries goes through one partition after the other, so that a
-partition's sums stay in cache.
+Each query is computed from the one before (`stream_kernel`); the state for that is kept here, for all partitions of the
+passages. A batch of queries goes through one partition after the other, so that a partition's sums stay in cache.
 
-Letters of shapes: Q queries, K hits per query, V terms of the lexicon, T terms known to the stream, C rows of the code
+Letters of shapes: Q queries, K hits per query, V terms of the index, T terms known to the stream, C rows of the code
 table, P partitions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import chain, pairwise
 from threading import Lock
 from typing import Any, Final
@@ -18,22 +16,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.errors import DamagedFolderError
-from ralm.retrieval.bm25.collection import (
-    BLOCK_BITS,
-    PARTITION,
-    BackgroundTask,
-    Collection,
-    CommonTerms,
-    Lexicon,
-    SearchedSegment,
-    find_common_terms,
-)
-from ralm.retrieval.bm25.formula import cores
+from ralm.retrieval.bm25.batch import ALIGNED, BLOCK_BITS, SearchBatch
+from ralm.retrieval.bm25.collection import PARTITION, SCORE_STEPS, Collection, Postings, Terms
 from ralm.retrieval.bm25.kernels import UNIT, drain_heaps, fill_points, kernel
-from ralm.retrieval.bm25.lookup import search_lookups
-from ralm.retrieval.bm25.scan import Forbidden, SearchBatch
-from ralm.retrieval.bm25.stream_kernel import ALIGNED, Postings, Queries, State, Terms, advance_partitions
+from ralm.retrieval.bm25.stream_kernel import Queries, State, advance_partitions
 
 STREAM_OVERLAP: Final = 0.5
 """The share of a query's terms that must occur in the query before."""
@@ -44,6 +30,8 @@ _BATCH: Final = 256
 _TABLE_NUMBERS: Final = 1 << 23
 """Points that a stream keeps: 32 MiB."""
 _FIRST_ROWS: Final = 1 << 12
+_MAX_STEPS: Final = 21_000
+"""The bound of a query, in steps: a third of what 16 bits hold, since bounds grow while terms change."""
 
 
 def follow_each_other(queries: Sequence[Sequence[int]]) -> bool:
@@ -51,6 +39,15 @@ def follow_each_other(queries: Sequence[Sequence[int]]) -> bool:
     pairs = [(set(queries[i - 1]), set(queries[i])) for i in range(1, len(queries), -(-len(queries) // _PAIRS))]
     shared = sum(len(before & query) for before, query in pairs)
     return shared >= STREAM_OVERLAP * sum(len(query) for _, query in pairs)
+
+
+def has_room_for(collection: Collection, queries: Sequence[Sequence[int]]) -> bool:
+    """Return whether a stream can hold the bounds of all queries in 16 bits."""
+    sizes_Q = np.fromiter(map(len, queries), np.int64, len(queries))
+    terms = np.fromiter(chain.from_iterable(queries), np.int64, sizes_Q.sum())
+    rows = np.repeat(np.arange(len(queries)), sizes_Q)
+    idf_Q = np.bincount(rows, weights=collection.idf(collection.frequency(terms)), minlength=len(queries))
+    return bool((idf_Q * SCORE_STEPS + sizes_Q <= _MAX_STEPS).all())
 
 
 class Stream:
@@ -64,28 +61,28 @@ class Stream:
         self._collection = collection
         self._k = k
         self._partition = partition
+        self._max_rows = _TABLE_NUMBERS // max(1, len(collection.impact_C))
         self._reset()
 
     def _reset(self) -> None:
         """Forget all terms and the last query."""
-        rows = max(1, min(_FIRST_ROWS, self._max_rows))
+        collection, rows = self._collection, max(1, min(_FIRST_ROWS, self._max_rows))
+        partitions = max(1, -(-collection.passages // self._partition))
         self._known = 0
-        self._row_V = np.full(len(self._collection.lexicon.idf_V), -1, np.int32)
+        self._row_V = np.full(len(collection.arrays.offsets) - 1, -1, np.int32)
         self._frequency_T = np.zeros(rows, np.int64)
         self._count_T = np.zeros(rows, np.int64)
         self._last = np.zeros(0, np.int64)
-        self._segments = [
-            _SegmentStream(segment, common, rows, self._k, self._partition)
-            for segment, common in zip(self._collection.segments, self._collection.common, strict=True)
-        ]
-
-    @property
-    def _max_rows(self) -> int:
-        return _TABLE_NUMBERS // self._collection.codes
+        self._terms = Terms(
+            slices_TS=np.zeros((rows, partitions + 1), np.int64),
+            points_TC=np.zeros((rows, len(collection.impact_C)), np.int32),
+            words_T=np.zeros(rows, np.int64),
+        )
+        self._state = _state(collection.passages, partitions, self._k)
 
     def fill(self, batch: SearchBatch) -> None:
-        """Fill in the hits of the next queries, which the collection must support (`Collection.supports`)."""
-        sizes = [len(query) for query in batch.queries]
+        """Fill in the hits of the next queries, for which streams must have room (`has_room_for`)."""
+        collection, sizes = self._collection, [len(query) for query in batch.queries]
         terms = np.fromiter(chain.from_iterable(batch.queries), np.int64, sum(sizes))
         ends = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes, out=ends[1:])
@@ -94,13 +91,14 @@ class Stream:
         self._last = queries.terms[queries.ends_W[-2] :]
         heaps_QK = np.zeros(batch.numbers_QK.shape, np.int64)
         found_Q = np.zeros(len(sizes), np.int64)
-        for segment in self._segments:
-            segment.advance(queries, batch.forbidden, heaps_QK, found_Q)
+        advance_partitions(
+            collection.postings, self._terms, queries, self._state, batch.forbidden, self._partition,
+            collection.passages, heaps_QK, found_Q,
+        )  # fmt: skip
         drain_heaps(heaps_QK, found_Q, batch.numbers_QK, batch.scores_QK, np.full(len(sizes), UNIT))
 
     def _learn(self, terms: NDArray[np.int64]) -> None:
         """Give each new term a row of the tables, after a reset if they would become too large."""
-        lexicon = self._collection.lexicon
         unknown = self._row_V[terms] < 0
         if not unknown.any():
             return
@@ -111,11 +109,7 @@ class Stream:
             self._learn(terms)
         else:
             self._make_room(rows)
-            self._row_V[new] = np.arange(self._known, rows)
-            self._frequency_T[self._known : rows] = lexicon.frequency_V[new]
-            for place, segment in enumerate(self._segments):
-                segment.learn(self._known, lexicon.terms_SV[place, new], lexicon.idf_V[new])
-            self._known = rows
+            self._fill_rows(new)
 
     def _make_room(self, rows: int) -> None:
         """Enlarge the tables if they have fewer rows."""
@@ -124,49 +118,19 @@ class Stream:
             room = max(rows, min(2 * room, self._max_rows))
             self._frequency_T = _enlarge(self._frequency_T, room)
             self._count_T = _enlarge(self._count_T, room)
-            for segment in self._segments:
-                segment.make_room(room)
+            self._terms = Terms(*(_enlarge(table, room) for table in self._terms))
 
-
-class _SegmentStream:
-    """The state of a stream over one segment, with tables of `rows` rows for terms."""
-
-    def __init__(self, segment: SearchedSegment, common: CommonTerms, rows: int, k: int, partition: int) -> None:
-        partitions = max(1, -(-segment.passages // partition))
-        self._segment = segment
-        self._common = common
-        self._partition = partition
-        self._postings = Postings.of(segment.arrays, common)
-        self._terms = Terms(
-            slices_TS=np.zeros((rows, partitions + 1), np.int64),
-            points_TC=np.zeros((rows, len(segment.impact_C)), np.int32),
-            words_T=np.zeros(rows, np.int64),
-        )
-        self._state = _state(segment.passages, partitions, k)
-
-    def make_room(self, rows: int) -> None:
-        """Make room for this many rows."""
-        self._terms = Terms(*(_enlarge(table, rows) for table in self._terms))
-
-    def learn(self, known: int, terms: NDArray[np.int64], idf: NDArray[np.float64]) -> None:
-        """Fill the rows from `known` on with these terms of the segment; -1 for a term that it does not have."""
-        segment, tables = self._segment, self._terms
-        segment.arrays.check_terms(terms[terms >= 0], segment.passages)
+    def _fill_rows(self, terms: NDArray[np.int64]) -> None:
+        """Fill the next rows of the tables with new terms."""
+        collection, rows = self._collection, slice(self._known, self._known + len(terms))
+        collection.arrays.check_terms(terms, collection.passages)
+        self._row_V[terms] = np.arange(rows.start, rows.stop)
+        self._frequency_T[rows] = collection.frequency(terms)
         _learn(
-            terms, known, segment.arrays.offsets, segment.arrays.passages, idf, segment.impact_C, self._common.row_V,
-            self._common.present_MW.shape[1], self._partition, tables.slices_TS, tables.points_TC, tables.words_T,
+            terms, rows.start, collection.idf(self._frequency_T[rows]), collection.impact_C, collection.postings,
+            self._partition, self._terms,
         )  # fmt: skip
-
-    def advance(
-        self, queries: Queries, forbidden: Forbidden, heaps_QK: NDArray[np.int64], found_Q: NDArray[np.int64]
-    ) -> None:
-        """Offer the best passages of the segment to the heap of each query."""
-        segment = self._segment
-        advance_partitions(
-            self._postings, self._terms, queries, self._state,
-            forbidden.in_segment(segment.first_word, segment.passages), self._partition, segment.passages,
-            segment.first, heaps_QK, found_Q,
-        )  # fmt: skip
+        self._known = rows.stop
 
 
 def _enlarge(table: NDArray[Any], rows: int) -> NDArray[Any]:
@@ -192,30 +156,22 @@ def _state(passages: int, partitions: int, k: int) -> State:
 def _learn(
     terms: NDArray[np.int64],
     known: int,
-    offsets: NDArray[np.int64],
-    passages: NDArray[np.int32],
-    idf: NDArray[np.float64],
+    idf_T: NDArray[np.float64],
     impact_C: NDArray[np.float64],
-    common_V: NDArray[np.int32],
-    words: int,
+    postings: Postings,
     partition: int,
-    slices_TS: NDArray[np.int64],
-    points_TC: NDArray[np.int32],
-    words_T: NDArray[np.int64],
+    tables: Terms,
 ) -> None:
-    """Fill the rows of the tables from `known` on with new terms; the row of an absent term has no postings."""
+    """Fill the rows of the tables from `known` on with terms."""
+    slices_TS, points_TC, words_T = tables
     for place in range(len(terms)):
         term, row = terms[place], known + place
-        words_T[row] = -1
-        if term < 0:
-            continue
-        begin, end = offsets[term], offsets[term + 1]
-        if common_V[term] >= 0:
-            words_T[row] = np.int64(common_V[term]) * words
-        fill_points(idf[place], impact_C, UNIT, points_TC[row])
+        begin, end, common = postings.offsets[term], postings.offsets[term + 1], postings.row_V[term]
+        words_T[row] = np.int64(common) * postings.words if common >= 0 else -1
+        fill_points(idf_T[place], impact_C, UNIT, points_TC[row])
         slices_TS[row, 0] = begin
         for number in range(1, slices_TS.shape[1]):
-            begin += np.searchsorted(passages[begin:end], number * partition)
+            begin += np.searchsorted(postings.passages[begin:end], number * partition)
             slices_TS[row, number] = begin
 
 
@@ -294,49 +250,8 @@ def _changes(
     return m
 
 
-class CollectionLoader:
-    """Makes the collection on first use; safe to use from several threads."""
-
-    def __init__(self, segments: Sequence[SearchedSegment], lexicon: Lexicon) -> None:
-        self._segments = segments
-        self._lexicon = lexicon
-        self._lock = Lock()
-        self._collection: Collection | None = None
-        self.background: BackgroundTask[Collection] = BackgroundTask(self._make_in_background)
-
-    def collection(self) -> Collection:
-        """The collection; the first call makes it by reading the postings of the commonest terms."""
-        with self._lock:
-            self._collection = self._collection or self._make(cores())
-            return self._collection
-
-    def _make(self, threads: int, before_each: Callable[[], None] | None = None) -> Collection:
-        common = [
-            find_common_terms(segment, partial(self._idf, place), threads, before_each)
-            for place, segment in enumerate(self._segments)
-        ]
-        return Collection(self._lexicon, self._segments, common)
-
-    def _idf(self, place: int, terms: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The idf in the whole index of terms of a segment; infinite for terms that only removed passages have."""
-        lexicon, arrays = self._lexicon, self._segments[place].arrays
-        numbers = np.array([lexicon.number(term) for term in arrays.term_texts(terms)], np.int64)
-        if (lexicon.terms_SV[place, numbers[numbers >= 0]] != terms[numbers >= 0]).any():
-            raise DamagedFolderError(
-                f"{arrays.folder} is damaged: vocabulary.npy is not sorted; build the index again."
-            )
-        return np.where(numbers >= 0, lexicon.idf_V[numbers], np.inf)
-
-    def _make_in_background(self, check_stop: Callable[[], None]) -> Collection:
-        """Make it with one thread, and load the kernels of lookups, so that no query waits for them."""
-        with self._lock:
-            self._collection = self._collection or self._make(1, check_stop)
-        search_lookups(self._collection, SearchBatch.of([[]], 1, None))
-        return self._collection
-
-
 def search_streams(collection: Collection, batch: SearchBatch, threads: int) -> None:
-    """Fill in the hits of queries, which the collection must support, with this many threads."""
+    """Fill in the hits of queries, for which streams must have room, with this many threads."""
     runs = QueryRuns(len(batch.queries), threads)
 
     def search(thread: int) -> None:

@@ -8,51 +8,25 @@
 The threshold is high from the start, since the best passages of the query before are scored first.
 
 Letters of shapes: W queries, T terms known to the stream, C rows of the code table, S slices of postings by partition,
-K hits per query, N passages of a segment, B blocks, P partitions.
+K hits per query, N passages, B blocks, P partitions.
 """
 
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25 import kernels
-from ralm.retrieval.bm25.arrays import Arrays, PostingCodes, row_of
-from ralm.retrieval.bm25.collection import BLOCK_BITS, STEP_BITS, WORD_BITS, CommonTerms
-from ralm.retrieval.bm25.scan import Forbidden, is_in, listed_for
-
-ALIGNED: Final = kernels.LANES * kernels.MARKS
-"""The passages of a partition must be a multiple of this."""
-_UP: Final = (1 << STEP_BITS) - 1
-
-
-class Postings(NamedTuple):
-    """A segment: all postings, and the layout of the common terms (`CommonTerms`), row after row."""
-
-    passages: NDArray[np.int32]
-    codes: PostingCodes
-    highest: NDArray[np.uint8]
-    present: NDArray[np.uint64]
-    before: NDArray[np.uint32]
-
-    @classmethod
-    def of(cls, arrays: Arrays, common: CommonTerms) -> Self:
-        """The arrays of a segment with the layout of its common terms."""
-        return cls(
-            arrays.passages,
-            arrays.posting_codes,
-            common.highest_MB.reshape(-1),
-            common.present_MW.reshape(-1),
-            common.before_MW.reshape(-1),
-        )
-
-
-class Terms(NamedTuple):
-    """The terms that a stream knows. `words_T` is where a common term's words begin, -1 for a rare one."""
-
-    slices_TS: NDArray[np.int64]
-    points_TC: NDArray[np.int32]
-    words_T: NDArray[np.int64]
+from ralm.retrieval.bm25.batch import ALIGNED, BLOCK_BITS, Allowed, Forbidden, allowed_for, is_in, may_be_found
+from ralm.retrieval.bm25.collection import (
+    WORD_BITS,
+    CommonQueryTerms,
+    Postings,
+    Terms,
+    common_score,
+    reach_threshold,
+    rounded_up,
+)
 
 
 class Queries(NamedTuple):
@@ -67,7 +41,7 @@ class Queries(NamedTuple):
 
 
 class State(NamedTuple):
-    """The passages of a segment at the last query; bounds are in steps, rounded up.
+    """The passages at the last query; bounds are in steps, rounded up.
 
     `sums_N` (int32): exact sums of the rare terms. `rare_B` (uint16): at least the highest of those in a block.
     `common_B` (uint16): the sum of the common terms' maxima. `bound_B` (uint16): at least the highest score in a block.
@@ -82,25 +56,6 @@ class State(NamedTuple):
     kept_P: NDArray[np.int64]
 
 
-class CommonQueryTerms(NamedTuple):
-    """The common terms of a query: rows of the tables, where their words begin, and how often they occur in it."""
-
-    terms: NDArray[np.int64]
-    words: NDArray[np.int64]
-    times: NDArray[np.int32]
-
-
-class PartitionRows(NamedTuple):
-    """The rows of a partition in the index: its first passage in the segment, the row of the segment's first passage,
-    the rows that must not be hits, and the bits of those that pass a filter (`Forbidden`), from the partition on."""
-
-    base: int
-    first: int
-    listed: NDArray[np.int64]
-    bits_B: NDArray[np.uint16]
-    open_W: NDArray[np.uint64]
-
-
 @kernels.kernel
 def advance_partitions(
     postings: Postings,
@@ -110,14 +65,12 @@ def advance_partitions(
     forbidden: Forbidden,
     partition: int,
     passages: int,
-    first_row: int,
     heaps_WK: NDArray[np.int64],
     found_W: NDArray[np.int64],
 ) -> None:
-    """Advance the state of a segment from query to query, and offer its passages to the heap of each query.
+    """Advance the state from query to query, and write the best passages of each query into its heap.
 
-    `first_row` is the row of the segment's first passage. A partition is finished before the next one, so that its sums
-    stay in cache.
+    A partition is finished before the next one, so that its sums stay in cache.
     """
     max_terms = len(queries.terms)
     common = CommonQueryTerms(
@@ -141,11 +94,10 @@ def advance_partitions(
             _change_common(postings, terms, queries, here, w, base, size)
             _change_rare(postings, terms, queries, here, w, number, base)
             count = _common_terms(terms, queries, w, common)
-            rows = PartitionRows(
-                base, first_row, listed_for(forbidden, w), forbidden.bits_B[first:last],
-                forbidden.open_W[first // kernels.MARKS : last // kernels.MARKS],
+            found_W[w] = _collect(
+                postings, terms, here, common, count, allowed_for(forbidden, w), base, heaps_WK[w], found_W[w],
+                floors_K, lanes,
             )  # fmt: skip
-            found_W[w] = _collect(postings, terms, here, common, count, rows, heaps_WK[w], found_W[w], floors_K, lanes)
 
 
 @kernels.kernel
@@ -205,7 +157,7 @@ def _change_rare(
                 total = sums_N[passage] + points_C[codes[posting]] * times
                 sums_N[passage] = total
                 block = passage >> BLOCK_BITS
-                bound = (total + _UP) >> STEP_BITS
+                bound = rounded_up(total)
                 rare_B[block] = max(rare_B[block], bound)
                 bound_B[block] = max(bound_B[block], bound + common_B[block])
         if len(escaped):
@@ -252,7 +204,8 @@ def _collect(
     here: State,
     common: CommonQueryTerms,
     count: int,
-    rows: PartitionRows,
+    allowed: Allowed,
+    base: int,
     heap: NDArray[np.int64],
     found: int,
     floors_K: NDArray[np.int64],
@@ -260,13 +213,13 @@ def _collect(
 ) -> int:
     """Offer the passages of a partition that may be among the best; returns how many the heap then holds."""
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
-    base, bits_B = rows.base, rows.bits_B
+    bits_B, open_W = allowed.mask
     # A passage must score at least 1 to share a term with the query.
-    threshold = max(_floor(postings, terms, here, common, count, rows, floors_K, heap, found), np.int64(1))
+    threshold = max(_floor(postings, terms, here, common, count, allowed, base, floors_K, heap, found), np.int64(1))
     for begin in range(0, len(bound_B), kernels.MARKS):
         marks = kernels.tighten(bound_B, rare_B, common_B, begin, np.uint16(rounded_up(threshold)))
         if len(bits_B):
-            marks &= rows.open_W[begin // kernels.MARKS]
+            marks &= open_W[base // ALIGNED + begin // kernels.MARKS]
         while marks:
             block = begin + kernels.lowest_bit(marks)
             marks &= marks - np.uint64(1)
@@ -278,25 +231,20 @@ def _collect(
             bound_B[block] = bound
             if bound < rounded_up(threshold):
                 continue
-            place = (base >> BLOCK_BITS) + block
-            candidates = kernels.bound_lanes(
-                sums_N, first, STEP_BITS, lanes, common.words, common.times, count, postings.highest,
-                postings.present, place, rounded_up(threshold),
-            )  # fmt: skip
-            if len(bits_B):
-                candidates &= np.uint64(bits_B[block])
+            candidates = reach_threshold(
+                postings, common, count, bits_B, (base >> BLOCK_BITS) + block, sums_N, first, lanes, threshold
+            )
             while candidates:
                 lane = kernels.lowest_bit(candidates)
                 candidates &= candidates - np.uint64(1)
                 passage = base + first + lane
                 score = sums_N[first + lane] + common_score(postings, terms, common, count, passage)
                 lanes[lane] = rounded_up(score)
-                row = rows.first + passage
-                if score >= threshold and not is_in(rows.listed, row):
-                    found = kernels.offer(heap, found, score, row)
-                    threshold = max(threshold, kernels.worst_score(heap, found))
+                if score >= threshold and not is_in(allowed.listed, passage):
+                    found = kernels.offer(heap, found, score, passage)
+                    threshold = max(threshold, kernels.worst_score(heap, found) + 1)
             bound_B[block] = kernels.highest(lanes, 0)
-    _keep(here, heap, found, rows)
+    _keep(here, heap, found, base)
     return found
 
 
@@ -307,7 +255,8 @@ def _floor(
     here: State,
     common: CommonQueryTerms,
     count: int,
-    rows: PartitionRows,
+    allowed: Allowed,
+    base: int,
     floors_K: NDArray[np.int64],
     heap: NDArray[np.int64],
     found: int,
@@ -317,54 +266,19 @@ def _floor(
         floors_K[i] = heap[i]
     for i in range(here.kept_P[0]):
         passage = here.kept_PK[i]
-        if may_be_found(rows, passage):
-            score = here.sums_N[passage - rows.base] + common_score(postings, terms, common, count, passage)
-            found = kernels.offer(floors_K, found, score, rows.first + passage)
+        if may_be_found(allowed, passage):
+            score = here.sums_N[passage - base] + common_score(postings, terms, common, count, passage)
+            found = kernels.offer(floors_K, found, score, passage)
     return kernels.worst_score(floors_K, found)
 
 
 @kernels.kernel
-def may_be_found(rows: PartitionRows, passage: int) -> bool:
-    """Whether a passage of the partition passes the filter and is not forbidden."""
-    place, row = passage - rows.base, rows.first + passage
-    if len(rows.bits_B) and not (rows.bits_B[place >> BLOCK_BITS] >> (place & 15)) & 1:
-        return False
-    return not is_in(rows.listed, row)
-
-
-@kernels.kernel
-def _keep(here: State, heap: NDArray[np.int64], found: int, rows: PartitionRows) -> None:
+def _keep(here: State, heap: NDArray[np.int64], found: int, base: int) -> None:
     """Keep this partition's passages among the best so far for the next query."""
     count = 0
     for i in range(found):
-        passage = kernels.passage_of(heap[i]) - rows.first
-        if passage >= rows.base:
+        passage = kernels.passage_of(heap[i])
+        if passage >= base:
             here.kept_PK[count] = passage
             count += 1
     here.kept_P[0] = count
-
-
-@kernels.kernel
-def rounded_up(points: int) -> int:
-    """Points as steps, rounded up."""
-    return (points + _UP) >> STEP_BITS
-
-
-@kernels.kernel
-def common_score(postings: Postings, terms: Terms, common: CommonQueryTerms, count: int, passage: int) -> int:
-    """The part of the common terms in a passage's score."""
-    word = passage >> WORD_BITS
-    bit = np.uint64(1) << np.uint64(passage & 63)
-    codes, escaped, escaped_rows = postings.codes
-    score = np.int64(0)
-    for i in range(count):
-        at = common.words[i] + word
-        present = postings.present[at]
-        if present & bit:
-            # The posting's position: those before the word, and one for each earlier passage of the word with the term.
-            term = common.terms[i]
-            posting = (
-                terms.slices_TS[term, 0] + postings.before[at] + kernels.count_bits(present & (bit - np.uint64(1)))
-            )
-            score += terms.points_TC[term, row_of(codes, escaped, escaped_rows, posting)] * np.int64(common.times[i])
-    return int(score)
