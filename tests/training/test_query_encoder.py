@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from ralm.errors import DamagedFolderError, FolderError, RalmWarning, UsageError
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions, VectorOptions
+from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.vectors import add_vectors
 from ralm.storage.manifest import read_manifest
@@ -203,8 +203,7 @@ def test_what_does_not_belong_together(root: Path, tmp_path: Path) -> None:
     build_index(passages(), tmp_path / "index")
     preferring(tmp_path / "signals", open_index(tmp_path / "index"), wanted=1)
     fails(UsageError, "was not built for dense retrieval", tmp_path / "signals", tmp_path / "index")
-    add_vectors(tmp_path / "index", encoder(root / "bert"), VectorOptions(faiss="SQ8"))
-    fails(UsageError, "keeps only approximations", tmp_path / "signals", tmp_path / "index")
+    add_vectors(tmp_path / "index", encoder(root / "bert"))
     fails(UsageError, "has no vectors 'fine'", tmp_path / "signals", tmp_path / "index", vectors="fine")
     for init, what in (("other", "was built with another encoder"), ("wide", "32 dimensions and .* gives 40")):
         fails(FolderError, what, root / "signals", root / "index", init=str(root / init))

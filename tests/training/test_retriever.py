@@ -20,7 +20,6 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions
 from ralm.retrieval.dense.search import open_vectors
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.update import update_index
 from ralm.retrieval.vectors import add_vectors, remove_vectors
 from ralm.storage.manifest import read_manifest
 from ralm.training.encoders import TrainableEncoders, inner_products, losses_of, overlap
@@ -223,8 +222,6 @@ def test_what_does_not_belong_together(root: Path, index: Path, tmp_path: Path) 
     add_vectors(tmp_path / "words", SentenceEncoder(EncoderOptions(encoder=str(tmp_path / "bert"))))
     save_tiny_bert(tmp_path / "bert", seed=5)
     fails(FolderError, "was built with another encoder", tmp_path / "words")
-    update_index(index, remove=[next(iter(open_index(index).passages)).document_id], encoders={"main": shared(root)})
-    fails(UsageError, "passages were removed from .*build it again", index)
 
 
 @pytest.mark.slow

@@ -73,7 +73,8 @@ def train_query_encoder(
     encoder what it should not find. Warns that Q is nearly uniform with the `semantics` of the paper.
 
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index is another one, has no
-    vectors, or too few examples have two candidates; FolderError if `init` does not belong to the vectors; and what `train_retriever` raises of folders, losses and disks.
+    vectors, or too few examples have two candidates; FolderError if `init` does not belong to the vectors; and what
+    `train_retriever` raises of folders, losses and disks.
     """
     options = options or QueryEncoderOptions()
     _warn_of_uniform(options.loss)
