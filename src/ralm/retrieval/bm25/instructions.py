@@ -39,6 +39,19 @@ def tighten(
 
 
 @intrinsic
+def find_sums(_typing: Any, one: Any, other: Any, first: Any, threshold: Any) -> tuple[Any, Callable[..., Any]]:
+    """Which of 64 sums of two arrays of uint16 from `first` on reach `threshold`, as the bits of a uint64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place, bound = arguments[2:]
+        pointers = [_vector_at(context, builder, signature.args[i], arguments[i], place, MARKS) for i in range(2)]
+        total = builder.add(*(_load(builder, pointer, 16) for pointer in pointers))
+        return builder.bitcast(builder.icmp_unsigned(">=", total, _splat(builder, bound, MARKS)), _I64)
+
+    return types.uint64(one, other, types.int64, types.uint16), generate
+
+
+@intrinsic
 def highest(_typing: Any, values: Any, first: Any) -> tuple[Any, Callable[..., Any]]:
     """The highest of 16 int32 from `first` on."""
 

@@ -41,8 +41,7 @@ from ralm.retrieval.bm25.collection import (
     rounded_up,
 )
 
-_HIGHEST: Final = (1 << 16) - 1
-_MAX_STEPS: Final = _HIGHEST // 2
+_MAX_STEPS: Final = (1 << 15) - 1
 """The highest bound that the rare terms of a block can have, and its common ones; the sum of both fits into 16 bits."""
 _SPARSE: Final = 16
 """With at most one posting in so many passages, the postings are walked through again; else all sums are compared."""
@@ -76,12 +75,11 @@ class _Query(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """Arrays that are used again for each query. `sums_N` is 0 between partitions."""
+    """Arrays that are used again for each query. `sums_N` and `rare_B` are 0 between partitions."""
 
     sums_N: NDArray[np.int32]
     rare_B: NDArray[np.uint16]
     common_B: NDArray[np.uint16]
-    bound_B: NDArray[np.uint16]
     lanes: NDArray[np.int32]
     floors_K: NDArray[np.int64]
 
@@ -153,7 +151,7 @@ def _look_up(
     size = (min(partition, passages) + ALIGNED - 1) // ALIGNED * ALIGNED
     blocks = size >> BLOCK_BITS
     room = _Room(
-        np.zeros(size, np.int32), np.empty(blocks, np.uint16), np.empty(blocks, np.uint16), np.empty(blocks, np.uint16),
+        np.zeros(size, np.int32), np.zeros(blocks, np.uint16), np.empty(blocks, np.uint16),
         np.empty(kernels.LANES, np.int32), np.empty(heaps_QK.shape[1], np.int64),
     )  # fmt: skip
     for number in range(len(found_Q)):
@@ -262,18 +260,18 @@ def _collect(
 
     Later passages have higher numbers, so they must score more than the worst score.
     """
-    sums_N, common, count = room.sums_N, query.common, query.commons
+    sums_N, rare_B, common_B = room.sums_N, room.rare_B, room.common_B
+    common, count = query.common, query.commons
     bits_B, open_W = allowed.mask
     threshold = max(kernels.worst_score(heap, found) + 1, floor)
-    room.bound_B[:] = _HIGHEST
     for begin in range(0, (size + kernels.LANES - 1) >> BLOCK_BITS, kernels.MARKS):
-        marks = kernels.tighten(room.bound_B, room.rare_B, room.common_B, begin, np.uint16(_steps(threshold)))
+        marks = kernels.find_sums(rare_B, common_B, begin, np.uint16(_steps(threshold)))
         if len(bits_B):
             marks &= open_W[base // ALIGNED + begin // kernels.MARKS]
         while marks:
             block = begin + kernels.lowest_bit(marks)
             marks &= marks - np.uint64(1)
-            if room.bound_B[block] < _steps(threshold):
+            if rare_B[block] + common_B[block] < _steps(threshold):
                 continue
             first = block << BLOCK_BITS
             candidates = reach_threshold(
@@ -310,7 +308,6 @@ def _bound_rare(
         for block in range(len(rare_B)):
             rare_B[block] = _steps(np.int64(kernels.highest(sums_N, block << BLOCK_BITS)))
         return
-    rare_B[:] = 0
     for term in query.rare:
         for posting in range(query.begins[term], query.ends[term]):
             place = np.uint32(postings.passages[posting] - base)
@@ -326,13 +323,16 @@ def _clear(
     room: _Room,
     sparse: bool,
 ) -> None:
-    """Set the sums of a partition to 0 again."""
+    """Set the sums and the bounds of rare terms in a partition to 0 again."""
     if not sparse:
         room.sums_N[:] = 0
+        room.rare_B[:] = 0
         return
     for term in query.rare:
         for posting in range(query.begins[term], query.ends[term]):
-            room.sums_N[np.uint32(postings.passages[posting] - base)] = 0
+            place = np.uint32(postings.passages[posting] - base)
+            room.sums_N[place] = 0
+            room.rare_B[place >> np.uint32(BLOCK_BITS)] = 0
 
 
 @kernels.kernel
