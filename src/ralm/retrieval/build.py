@@ -133,10 +133,10 @@ def rebuild_index(
             "passages": parts.passages,
         }
         if old.analysis:
-            own = [merging.MergedArrays(old.arrays, parts.numbers[0])]
-            own += [merging.MergedArrays(open_arrays(new / layout.BM25_FOLDER), parts.numbers[1])] if first else []
+            arrays = [old.arrays, *([open_arrays(new / layout.BM25_FOLDER)] if first else [])]
+            merged = [*map(merging.MergedArrays, arrays, parts.numbers)]
             buffered = (build or BuildOptions()).buffered_terms
-            counts |= asdict(merging.merge_arrays(own, folder / layout.BM25_FOLDER, buffered))
+            counts |= asdict(merging.merge_arrays(merged, folder / layout.BM25_FOLDER, buffered))
         sets = {name: _encode_new(old, parts, folder, name, encoder) for name in old.vectors}
         shutil.rmtree(new, ignore_errors=True)
         files = old.settings.files
@@ -144,9 +144,8 @@ def rebuild_index(
             files = table.save(folder / layout.FILES_TABLE)
         elif files:
             atomic.link_file(old.path / layout.FILES_TABLE, folder / layout.FILES_TABLE)
-        settings = {**old.manifest.settings}
         recorded = layout.VectorSets(default=old.vector_sets.default, sets=sets)
-        return _finish(folder, counts, settings, old.settings.bm25, recorded, files)
+        return _finish(folder, counts, old.manifest.settings, old.settings.bm25, recorded, files)
 
 
 class _Parts(NamedTuple):
@@ -163,17 +162,14 @@ class _Parts(NamedTuple):
         """Arrange the passages of an index and those in the folder of new ones; UsageError if there are none."""
         stores = [old.passages, *([PassageStore(new / PASSAGES_FILE)] if new else [])]
         documents = [(document, rows) for store in stores[1:] for document, rows in store.documents()]
-        rows_of = dict(documents)
-        if len(rows_of) < len(documents):
-            twice = [
-                document for document, count in Counter(document for document, _ in documents).items() if count > 1
-            ]
+        ids, rows_of = [document for document, _ in documents], dict(documents)
+        if twice := [document for document, count in Counter(ids).items() if count > 1]:
             raise CorpusError(
                 f"{some_ids(twice)} given twice among the added documents; give each document an id of its own."
             )
         numbers = [np.full(len(store), merging.NOT_KEPT, np.int32) for store in stores]
         pieces, passages = list[tuple[PassageStore, range]](), 0
-        for piece in arrange([document for document, _ in documents]):
+        for piece in arrange(ids):
             place, rows = (0, piece) if isinstance(piece, range) else (1, rows_of.get(piece, range(0)))
             if rows:
                 pieces.append((stores[place], rows))

@@ -256,14 +256,6 @@ def map_arrays(folder: Path) -> MappedArrays:
     return {name: _map(folder / f"{name}.npy", kinds) for name, kinds in _KINDS.items()}
 
 
-def map_numbers(file: Path) -> NDArray[np.int64]:
-    """Map an array of int64; its numbers are not checked.
-
-    Raises DamagedFolderError if the file is missing or its head is invalid.
-    """
-    return _map(file, ("<i8",))
-
-
 def check_arrays(folder: Path, mapped: MappedArrays) -> Arrays:
     """The arrays of a folder; raises DamagedFolderError if the small ones are invalid or do not fit together."""
     arrays = dict(mapped)
