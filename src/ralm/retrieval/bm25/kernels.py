@@ -101,7 +101,8 @@ def fill_points(weight: float, impact_C: NDArray[np.float64], unit: float, point
     It is at least 1, since a passage with the term is a hit; 0 if the impact is 0, which no posting has. `unit` must be
     a power of two, so that dividing by it is exact.
     """
-    points_C[:] = np.where(impact_C > 0, np.maximum(np.rint(weight * impact_C / unit), 1), 0)
+    for code in range(len(impact_C)):  # numba takes seconds to compile this as an expression of arrays
+        points_C[code] = max(np.rint(weight * impact_C[code] / unit), 1.0) if impact_C[code] > 0 else 0
 
 
 def check_passage_count(passages: int) -> None:

@@ -116,23 +116,22 @@ def _distinct(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return where the distinct terms of each query end, these terms by rising frequency, how often they occur in it,
     and in how many passages."""
-    distinct, counts = np.empty(len(terms), np.int64), np.empty(len(terms), np.int64)
-    new_ends = np.zeros(len(ends), np.int64)
+    keys, new_ends = np.empty(len(terms), np.int64), np.zeros(len(ends), np.int64)
+    distinct, counts, frequency = np.empty_like(keys), np.empty_like(keys), np.empty_like(keys)
     n = 0
     for query in range(len(ends) - 1):
-        own = np.sort(terms[ends[query] : ends[query + 1]])
-        begin = n
-        for i in range(len(own)):
-            if i and own[i] == own[i - 1]:
+        begin, end = ends[query], ends[query + 1]
+        for i in range(begin, end):
+            keys[i] = offsets[terms[i] + 1] - offsets[terms[i]] << kernels.NUMBER_BITS | terms[i]
+        keys[begin:end].sort()
+        for i in range(begin, end):
+            if i > begin and keys[i] == keys[i - 1]:
                 counts[n - 1] += 1
             else:
-                distinct[n], counts[n] = own[i], 1
+                distinct[n], counts[n], frequency[n] = keys[i] & kernels.MAX_SCORE, 1, keys[i] >> kernels.NUMBER_BITS
                 n += 1
-        order = np.argsort(offsets[distinct[begin:n] + 1] - offsets[distinct[begin:n]])
-        distinct[begin:n], counts[begin:n] = distinct[begin:n][order], counts[begin:n][order]
         new_ends[query + 1] = n
-    distinct = distinct[:n]
-    return new_ends, distinct, counts[:n], offsets[distinct + 1] - offsets[distinct]
+    return new_ends, distinct[:n], counts[:n], frequency[:n]
 
 
 @kernels.kernel
@@ -196,7 +195,8 @@ def _query(
         slices_TS[term, 0] = postings.offsets[queries.terms[first + term]]
         kernels.fill_points(queries.weights[first + term], impact_C, unit, points_TC[term])
         if rows[term] < 0:
-            points_TC[term] *= np.int32(times)
+            for code in range(len(impact_C)):
+                points_TC[term, code] *= np.int32(times)
             rare[rares] = term
             rares += 1
         else:
@@ -211,7 +211,10 @@ def _query(
 def _unit(weights: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
     """Return the score of one point for a query: the smallest with which its scores, rounded up to steps, fit into 31
     bits."""
-    max_score, times, unit = (weights * counts).sum(), counts.sum(), kernels.UNIT
+    max_score, times, unit = 0.0, 0, kernels.UNIT
+    for term in range(len(weights)):
+        max_score += weights[term] * counts[term]
+        times += counts[term]
     while unit < 1 and max_score / unit + times >= kernels.MAX_SCORE - (1 << STEP_BITS):
         unit *= 2
     return unit
