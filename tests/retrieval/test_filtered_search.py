@@ -14,7 +14,7 @@ from ralm.records import Passage
 from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
-from ralm.retrieval.columns import COLUMNS_FILE, ColumnFile
+from ralm.retrieval.columns import COLUMNS_FILE, IndexColumns
 from ralm.retrieval.filters import parse_filter
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import Index, open_index
@@ -233,15 +233,16 @@ def test_hits_are_the_best_of_all_passages_that_pass(tmp_path_factory: pytest.Te
 
 def test_damaged_columns_are_noticed(tmp_path: Path) -> None:
     searched(tmp_path / "index", [[({"year": 2018, "lang": "en"}, "A", ["w1"])]], [])
-    file = tmp_path / "index" / COLUMNS_FILE
+    index = open_index(tmp_path / "index")
+    file, wanted = tmp_path / "index" / COLUMNS_FILE, parse_filter("year == 2018")
     whole = file.read_bytes()
     for size in (0, 10, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:size])
         with pytest.raises(DamagedFolderError):
-            ColumnFile(file).read(1)
-    file.write_bytes(whole)
-    with pytest.raises(DamagedFolderError, match="its runs do not fit the passages"):
-        ColumnFile(file).read(2)
+            IndexColumns("index", index.passages, file).mask(wanted)
+    searched(tmp_path / "more", [[({"year": 2018}, "A", ["w1", "w2"])]], [])
+    with pytest.raises(DamagedFolderError, match="its ranges do not fit the passages"):
+        IndexColumns("index", index.passages, tmp_path / "more" / COLUMNS_FILE).mask(wanted)
 
 
 @settings(max_examples=30)

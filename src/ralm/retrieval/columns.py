@@ -1,15 +1,15 @@
-"""The metadata of the passages of an index by key, so that filters read no metadata of single passages.
+"""The metadata of the passages of an index as columns, and which passages have values that fulfil a comparison.
 
-Passages that follow each other and have the same metadata, such as those of a document, are a run. A column holds the
-values of one kind of a key, beside the run of each. A list counts by its items, an object by its keys (`author.name`);
-null is no value. The columns are written beside the passages.
+A column has the values of one kind of a key: texts, numbers or truth values, alone or as items of lists. A list counts
+by its items, an object by its keys (`author.name`); null is no value. Each value has the range of the passages that
+have it: those that follow each other with the same metadata, such as the passages of a document.
 """
 
+import struct
 from array import array
-from collections import defaultdict
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -18,184 +18,209 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.corpus.store import PASSAGES_FILE, PassageStore, arrow_texts
-from ralm.errors import DamagedFolderError
+from ralm.corpus.documents import some_names
+from ralm.corpus.store import PASSAGES_FILE, PassageStore, arrow_texts, true_places
+from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import BoolArray, Metadata
+from ralm.retrieval.filters import Value
 
 Kind: TypeAlias = Literal["text", "number", "truth"]
-RunArray: TypeAlias = NDArray[np.int32]
 COLUMNS_FILE: Final = "columns.arrow"
 _SCHEMA: Final = pa.schema(
     [
-        ("key", pa.large_binary()),
-        ("kind", pa.large_binary()),
-        ("listed", pa.int64()),
-        ("runs", pa.large_list(pa.int32())),
-        ("texts", pa.large_list(pa.large_binary())),
-        ("numbers", pa.large_list(pa.float64())),
+        ("column", pa.dictionary(pa.int32(), pa.large_binary())),
+        ("first", pa.int32()),
+        ("last", pa.int32()),
+        ("value", pa.large_binary()),
     ]
 )
-"""A row for each column; the first row has the numbers of passages of the runs as `runs`."""
-_KINDS: Final = {"float64": pa.float64(), "int64": pa.int64(), "int32": pa.int32()}
+"""A row for each value, sorted by column; `last` is one past the last passage. A number has 8 bytes."""
+_ORIGINS: Final = ("id", "title")
+"""The keys that are not metadata."""
+_PLURAL: Final[dict[Kind, str]] = {"text": "text", "number": "numbers", "truth": "true or false"}
+_COMPARED: Final = {"<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
+_MATCHED: Final = {"startswith": "starts_with", "endswith": "ends_with", "contains": "match_substring"}
+_MASKS_KEPT: Final = 8
+"""Latest filters whose masks are kept."""
 
 
-class ColumnName(NamedTuple):
-    """A key and the kind of its values; `listed` are the items of lists."""
+class _Column(NamedTuple):
+    """Values, UTF-8 (large_binary) or float64, and the ranges (int32) of the passages that have each."""
 
-    key: str
     kind: Kind
-    listed: bool
-
-
-class Column(NamedTuple):
-    """Values, UTF-8 (large_binary) or float64, and the run (int32) that has each."""
-
+    is_listed: bool
     values: pa.Array
-    runs: RunArray
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """The metadata of the passages of an index: the number of passages of each run, and the columns."""
-
-    sizes_R: RunArray
-    columns: dict[ColumnName, Column]
-
-    def rows(self, runs: RunArray) -> BoolArray:
-        """Return which rows belong to one of these runs."""
-        found_R = np.zeros(len(self.sizes_R), np.bool_)
-        found_R[runs] = True
-        return np.repeat(found_R, self.sizes_R)
+    first_V: NDArray[np.int32]
+    last_V: NDArray[np.int32]
 
 
 def write_columns(folder: Path) -> None:
     """Write the columns of the passages in a folder, which are complete, beside them, if they have any metadata. There
     may be as many columns as values."""
-    sizes, texts = array("i"), defaultdict[ColumnName, bytearray](bytearray)
-    runs: defaultdict[ColumnName, array[int]] = defaultdict(lambda: array("i"))
-    lengths: defaultdict[ColumnName, array[int]] = defaultdict(lambda: array("q"))
-    numbers: defaultdict[ColumnName, array[float]] = defaultdict(lambda: array("d"))
-    for run, (size, metadata) in enumerate(PassageStore(folder / PASSAGES_FILE).metadata_runs()):
-        sizes.append(size)
+    codes: dict[bytes, int] = {}
+    code_V, first_V, last_V, end_V, content = array("i"), array("i"), array("i"), array("q", [0]), bytearray()
+    first = 0
+    for size, metadata in PassageStore(folder / PASSAGES_FILE).metadata_runs():
         for name, value in dict.fromkeys(_leaves(metadata)):
-            runs[name].append(run)
-            if isinstance(value, bytes):
-                texts[name] += value
-                lengths[name].append(len(value))
-            else:
-                numbers[name].append(value)
-    if not runs:
+            code_V.append(codes.setdefault(name, len(codes)))
+            first_V.append(first)
+            last_V.append(first + size)
+            content += value
+            end_V.append(len(content))
+        first += size
+    if not codes:
         return
-    names = sorted(runs)
-    ends = np.append(0, _joined(lengths, names, np.int64)).cumsum()
-    every_text = pa.py_buffer(b"".join(texts[name] for name in names if name in texts))
-    content = pa.Array.from_buffers(pa.large_binary(), len(ends) - 1, [None, pa.py_buffer(ends), every_text])
-    arrays = [
-        arrow_texts([b"", *(name.key.encode("utf-8", "surrogatepass") for name in names)], pa.large_binary()),
-        arrow_texts([b"number", *(name.kind.encode() for name in names)], pa.large_binary()),
-        arrow_numbers(np.array([False, *(name.listed for name in names)], np.int64)),
-        _lists(
-            [sizes, *(runs[name] for name in names)], arrow_numbers(np.append(sizes, _joined(runs, names, np.int32)))
-        ),
-        _lists([(), *(lengths.get(name, ()) for name in names)], content),
-        _lists([(), *(numbers.get(name, ()) for name in names)], arrow_numbers(_joined(numbers, names, np.float64))),
-    ]
+    names = sorted(codes)
+    rank = np.argsort([codes[name] for name in names]).astype(np.int32)
+    rank_V = rank[np.frombuffer(code_V, np.int32)]
+    values = pa.Array.from_buffers(pa.large_binary(), len(rank_V), [None, pa.py_buffer(end_V), pa.py_buffer(content)])
+    columns = pa.DictionaryArray.from_arrays(_arrow(pa.int32(), rank_V), arrow_texts(names, pa.large_binary()))
+    ranges = [_arrow(pa.int32(), np.frombuffer(places, np.int32)) for places in (first_V, last_V)]
+    batch = pa.record_batch([columns, *ranges, values], schema=_SCHEMA)
     with pa.OSFile(str(folder / COLUMNS_FILE), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
+        writer.write_batch(batch.take(_arrow(pa.int64(), np.argsort(rank_V, kind="stable"))))
 
 
-class ColumnFile:
-    """The columns in a file, which is opened at once and mapped on first use.
+class IndexColumns:
+    """The metadata, titles and document ids of the passages of an index; safe to use from several threads.
 
-    Raises DamagedFolderError if it is damaged.
+    `name` is the name of the index in messages; `file` has its columns, None without metadata. The file is opened at
+    once and read on first use. Raises DamagedFolderError if it is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, name: str, passages: PassageStore, file: Path | None) -> None:
+        self._name = name
+        self._passages = passages
+        self._file = file
         with self._errors():
-            self._source = pa.memory_map(str(path))
+            self._source = file and pa.memory_map(str(file))
+        self.mask = lru_cache(_MASKS_KEPT)(lambda wanted: wanted.test(self))
+        """Returns the mask of the passages that pass a filter, and raises what `matching` raises."""
 
-    def read(self, passages: int) -> Columns:
-        """Return the columns, which must be those of so many passages."""
+    def matching(self, key: str, operator: str, values: Sequence[Value]) -> BoolArray:
+        """Return the passages with a value of the key that fulfils a comparison with these values.
+
+        Raises UsageError if no passage has the key, or a value is of another kind than all values of the key.
+        """
+        columns = self._columns.get(key, [])
+        self._check(key, ["text"] if key in _ORIGINS else sorted({column.kind for column in columns}), values)
+        if key in _ORIGINS:
+            return self._origins_with(key, operator, [_stored(value) for value in values])
+        starts_N = np.zeros(len(self._passages) + 1, np.int32)
+        for column in columns:
+            same = [_stored(value) for value in values if _kind(value) == column.kind]
+            compared = "in" if operator == "contains" and column.is_listed else operator
+            places = _places(column.values, compared, same)
+            np.add.at(starts_N, column.first_V[places], 1)
+            np.subtract.at(starts_N, column.last_V[places], 1)
+        return np.cumsum(starts_N[:-1]) > 0
+
+    def _origins_with(self, key: str, operator: str, values: Sequence[bytes]) -> BoolArray:
+        """Return which passages have an id or title, unless empty, that fulfils a comparison."""
+        texts = self._passages.origin_texts(key == "title")
+        mask_N = np.zeros(len(self._passages), np.bool_)
+        mask_N[_places(texts, operator, values)] = True
+        mask_N[_places(texts, "in", [b""])] = False
+        return mask_N
+
+    def _check(self, key: str, kinds: Sequence[Kind], values: Sequence[Value]) -> None:
+        if not kinds:
+            keys = some_names(sorted({*self._columns, *_ORIGINS}, key=lambda name: (name in _ORIGINS, name)))
+            raise UsageError(f"no passage of {self._name} has the key {key!r}; the keys are {keys}.")
+        for value in values:
+            if _kind(value) not in kinds:
+                plural = " and ".join(_PLURAL[kind] for kind in kinds)
+                quoted = "; put it in quotes to compare it as text" if "text" in kinds else ""
+                raise UsageError(
+                    f"the key {key!r} of {self._name} holds {plural}, which cannot be compared with {value!r}{quoted}."
+                )
+
+    @cached_property
+    def _columns(self) -> dict[str, list[_Column]]:
+        """The columns of each key."""
+        columns: dict[str, list[_Column]] = {}
+        if self._source is None:
+            return columns
         with self._errors():
             file = pa.ipc.open_file(self._source)
             if file.schema != _SCHEMA or file.num_record_batches != 1:
                 raise pa.ArrowInvalid("it has other fields")
             batch = file.get_batch(0)
             batch.validate(full=True)
-            keys, kinds, listed, runs, texts, numbers = batch.columns
-            columns = {}
-            for place in range(1, batch.num_rows):
-                kind: Any = kinds[place].as_py().decode()
-                key = keys[place].as_py().decode("utf-8", "surrogatepass")
-                values = (texts if kind == "text" else numbers)[place].values
-                name = ColumnName(key, kind, bool(listed[place].as_py()))
-                columns[name] = Column(values, _runs(runs[place].values))
-            sizes_R = _runs(runs[0].values)
-            if sizes_R.sum() != passages or not all(_fits(column, len(sizes_R)) for column in columns.values()):
-                raise ValueError("its runs do not fit the passages")
-            return Columns(sizes_R, columns)
+            numbers: Any = (batch["column"].indices, batch["first"], batch["last"])
+            code_V, first_V, last_V = (np.from_dlpack(array).astype(np.int32, copy=False) for array in numbers)
+            if first_V.min() < 0 or (first_V > last_V).any() or last_V.max() > len(self._passages):
+                raise ValueError("its ranges do not fit the passages")
+            names = [_read_name(name.as_py()) for name in batch["column"].dictionary]
+            bounds = np.searchsorted(code_V, np.arange(len(names) + 1)).tolist()
+            for (key, kind, is_listed), begin, end in zip(names, bounds[:-1], bounds[1:], strict=True):
+                values = batch["value"].slice(begin, end - begin)
+                values = values if kind == "text" else values.cast(pa.binary(8)).view(pa.float64())
+                column = _Column(kind, is_listed, values, first_V[begin:end], last_V[begin:end])
+                columns.setdefault(key, []).append(column)
+        return columns
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, OSError, ValueError, IndexError, AttributeError) as error:
-            raise DamagedFolderError(f"{self._path} is damaged ({error}); build the index again.") from None
+        except (pa.ArrowException, OSError, ValueError, AttributeError) as error:
+            raise DamagedFolderError(f"{self._file} is damaged ({error}); build the index again.") from None
 
 
-def _fits(column: Column, runs: int) -> bool:
-    """Return whether a column has a run for each value, and no other runs than there are."""
-    own = column.runs
-    return len(own) == len(column.values) and (len(own) == 0 or bool(own.min() >= 0 and own.max() < runs))
-
-
-def arrow_numbers(values: NDArray[Any]) -> pa.Array:
-    """Return numbers as an array of Arrow; `pa.array` would import pandas."""
-    values = np.ascontiguousarray(values)
-    return pa.Array.from_buffers(_KINDS[values.dtype.name], len(values), [None, pa.py_buffer(values)])
-
-
-def _runs(values: pa.Array) -> RunArray:
-    """Return an array of Arrow without nulls as integers, which are not copied."""
-    return np.frombuffer(values.buffers()[1] or b"", np.int32)[values.offset : values.offset + len(values)]
-
-
-def _joined(
-    columns: "dict[ColumnName, array[Any]]", names: Sequence[ColumnName], kind: type[np.number]
-) -> NDArray[Any]:
-    """Return the numbers of columns, one column after the other."""
-    return np.frombuffer(b"".join(columns[name] for name in names if name in columns), kind)
-
-
-def _lists(parts: Sequence[Sized], values: pa.Array) -> pa.Array:
-    """Return values as an array of lists, each as long as one of these parts."""
-    return pa.LargeListArray.from_arrays(arrow_numbers(np.cumsum([0, *map(len, parts)], dtype=np.int64)), values)
-
-
-def _leaves(metadata: Metadata) -> Iterator[tuple[ColumnName, bytes | float]]:
-    """Yield the values of metadata with their columns."""
+def _leaves(metadata: Metadata) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the values of metadata, each after the name of its column."""
     left: list[tuple[str, JsonValue, bool]] = [(key, value, False) for key, value in metadata.items()]
     while left:
-        key, value, listed = left.pop()
+        key, value, is_listed = left.pop()
         if isinstance(value, dict):
-            left += ((f"{key}.{name}", inner, listed) for name, inner in value.items())
+            left += ((f"{key}.{name}", inner, is_listed) for name, inner in value.items())
         elif isinstance(value, list):
             left += ((key, item, True) for item in value)
         elif value is not None:
-            yield ColumnName(key, kind_of_value(value), listed), stored_value(value)
+            yield f"{_kind(value)} {int(is_listed)} {key}".encode("utf-8", "surrogatepass"), _stored(value)
 
 
-def kind_of_value(value: str | float | bool) -> Kind:
+def _read_name(name: bytes) -> tuple[str, Any, bool]:
+    """Return the key of a column, its kind, and whether its values are items of lists."""
+    kind, is_listed, key = name.decode("utf-8", "surrogatepass").split(" ", 2)
+    return key, kind, is_listed == "1"
+
+
+def _kind(value: Value) -> Kind:
     """Return the kind of a value."""
     return "text" if isinstance(value, str) else "truth" if isinstance(value, bool) else "number"
 
 
-def stored_value(value: str | float | bool) -> bytes | float:
+def _stored(value: Value) -> bytes:
     """Return a value as columns hold it."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     try:
-        return float(value) + 0.0  # -0.0 becomes 0.0
+        number = float(value) + 0.0  # -0.0 becomes 0.0
     except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
+        number = float("inf") if value > 0 else float("-inf")
+    return struct.pack("<d", number)
+
+
+def _arrow(kind: pa.DataType, values: NDArray[Any]) -> pa.Array:
+    """Return numbers as an array of Arrow; `pa.array` would import pandas, which takes a second."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _places(values: Any, operator: str, wanted: Sequence[bytes]) -> Any:
+    """Return the places of values that fulfil a comparison with the wanted values, which are stored values of their
+    kind."""
+    import pyarrow.compute as pc
+
+    if operator == "exists":
+        return slice(None)
+    if not wanted or (operator in _MATCHED and values.type == pa.float64()):
+        return []
+    if operator in _MATCHED:
+        return true_places(getattr(pc, _MATCHED[operator])(values, wanted[0]))
+    is_number = values.type == pa.float64()
+    others = _arrow(pa.float64(), np.frombuffer(b"".join(wanted))) if is_number else arrow_texts(wanted, values.type)
+    if operator == "in":
+        return true_places(pc.is_in(values, value_set=others))
+    return true_places(getattr(pc, _COMPARED[operator])(values, others[0]))

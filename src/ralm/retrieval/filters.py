@@ -29,7 +29,7 @@ from ralm.errors import UsageError
 
 if TYPE_CHECKING:
     from ralm.records import BoolArray
-    from ralm.retrieval.passing import IndexColumns
+    from ralm.retrieval.columns import IndexColumns
 
 Value: TypeAlias = str | float | bool
 """A text, a number or a truth value that a key is compared with."""
@@ -42,7 +42,7 @@ _SHOWN: Final = 60
 _QUOTED: Final = re.compile(r""" "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' """, re.VERBOSE)
 _REFUSED: Final = re.compile(r"[^\w\s.,()\[\]{}<>=!-]|\b(?:if|await|yield)\b|(?:(?:\bnot\b|-)\s*){30}")
 """What a filter never has outside quotes, some of which would exhaust the stack of Python's parser."""
-_OPERATORS: Final[dict[type, str]] = {ast.Eq: "==", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+_OPERATORS: Final[dict[type, str]] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _NEGATED: Final[dict[type, type]] = {ast.NotEq: ast.Eq, ast.NotIn: ast.In, ast.IsNot: ast.Is}
 _FLIPPED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _CONSTANTS: Final[dict[str, Any]] = {"true": True, "false": False, "null": None}
@@ -127,13 +127,13 @@ def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Test:
         return _condition(key, "in", [_value(item) for item in right.elts])
     if key is None:
         key, left, right = _required_key(right), right, left
-        name = _FLIPPED.get(_OPERATORS.get(type(operator), ""), "==")
+        name = _FLIPPED.get(_OPERATORS.get(type(operator), ""), "in")
     else:
-        name = _OPERATORS.get(type(operator), "==")
-    if _is_none(right) and name == "==":
+        name = _OPERATORS.get(type(operator), "in")
+    if _is_none(right) and name == "in":
         return _negated(_condition(key, "exists", []))
     value = _value(right)
-    if isinstance(operator, ast.Is) or (isinstance(value, bool) and name != "=="):
+    if isinstance(operator, ast.Is) or (isinstance(value, bool) and name != "in"):
         raise _error(right, "`is` takes None, and True and False are compared by == or !=")
     return _condition(key, name, [value])
 

@@ -19,7 +19,7 @@ from ralm.retrieval import layout
 from ralm.retrieval.analysis import Analysis, analysis_as_recorded
 from ralm.retrieval.bm25 import formula, search
 from ralm.retrieval.bm25.arrays import Arrays, MappedArrays, check_arrays, map_arrays
-from ralm.retrieval.columns import COLUMNS_FILE, ColumnFile
+from ralm.retrieval.columns import COLUMNS_FILE, IndexColumns
 from ralm.retrieval.dense.options import (
     HASHES,
     RAW,
@@ -36,7 +36,6 @@ from ralm.version import __version__
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense, PassageVectors
-    from ralm.retrieval.passing import IndexColumns
 
 INDEX_KIND: Final = FolderKind("index", version=3)
 
@@ -62,8 +61,9 @@ class Index:
     """The constants of BM25; None if the index was not built for it."""
     analysis: Analysis | None
     """How passages and queries become terms of BM25; None if the index was not built for it."""
+    columns: IndexColumns
+    """The metadata, titles and ids of the passages, for filters."""
     _arrays: MappedArrays
-    _columns: ColumnFile | None
     _held: dict[str, HeldFile]
 
     def __reduce__(self) -> tuple[Callable[..., "Index"], tuple[Path, formula.BM25Options | None, str, dict[str, str]]]:
@@ -85,13 +85,6 @@ class Index:
         """The names of the sets of vectors, the default one first, with the configurations of their encoders."""
         sets = self.vector_sets
         return {name: sets.sets[name].encoder for name in sorted(sets.sets, key=lambda name: name != sets.default)}
-
-    @cached_property
-    def columns(self) -> "IndexColumns":
-        """The metadata, titles and ids of the passages, for filters."""
-        from ralm.retrieval.passing import IndexColumns
-
-        return IndexColumns(str(self.path), self.passages, self._columns)
 
     @cached_property
     def arrays(self) -> Arrays:
@@ -224,9 +217,9 @@ def _open(path: Path, options: formula.BM25Options | None) -> Index:
                 f"version, {__version__}, does not have. Upgrade ralm, or build the index again."
             )
         arrays = map_arrays(path / layout.BM25_FOLDER)
-    columns = ColumnFile(path / COLUMNS_FILE) if COLUMNS_FILE in manifest.files else None
+    columns = IndexColumns(str(path), passages, path / COLUMNS_FILE if COLUMNS_FILE in manifest.files else None)
     held = {file: HeldFile(path / file) for file in manifest.files if file.startswith(f"{layout.VECTORS_FOLDER}/")}
-    return Index(path, manifest, settings, passages, options if bm25 else None, analysis, arrays, columns, held)
+    return Index(path, manifest, settings, passages, options if bm25 else None, analysis, columns, arrays, held)
 
 
 def _same_index(path: Path, options: formula.BM25Options | None, fingerprint: str, sets: dict[str, str]) -> Index:
