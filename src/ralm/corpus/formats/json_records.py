@@ -27,15 +27,10 @@ _CUT_STRING: Final = "Unterminated string"
 def jsonl_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """One document per line, each a JSON object; blank lines are ignored."""
     for number, offset, line in files.lines_of(file.path):
-        if not line.strip():
-            continue
         where = f"{file.path}, line {number}"
-        try:
-            document = builder.document(record_of_line(line, where, offset), where, f"{file.prefix}{number}")
-        except CorpusError as error:
-            builder.broken_line(error)
-            continue
-        yield document
+        with builder:
+            if line.strip():
+                yield builder.document(record_of_line(line, where, offset), where, f"{file.prefix}{number}")
 
 
 def json_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
@@ -45,12 +40,8 @@ def json_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
     """
     for number, (value, text) in enumerate(_values(_JsonText(file.path)), 1):
         where = f"{file.path}, object {number}"
-        try:
-            document = builder.document(_record(value, text, where), where, f"{file.prefix}{number}")
-        except CorpusError as error:
-            builder.broken_line(error)
-            continue
-        yield document
+        with builder:
+            yield builder.document(_record(value, text, where), where, f"{file.prefix}{number}")
 
 
 def records_of_lines(path: FilePath) -> Iterator[tuple[str, Mapping[str, object]]]:
