@@ -30,13 +30,6 @@ class Needs:
     text: str
     met: Callable[[Any], bool]
 
-    @classmethod
-    def value(cls, name: str, *values: str) -> "Needs":
-        """The condition that the record's option `name` has one of these values."""
-        *others, last = (f'`"{one}"`' for one in values)
-        listed = f"{', '.join(others)} or {last}" if others else last
-        return cls(f"`{name}={listed.removeprefix('`')}", lambda record: getattr(record, name) in values)
-
     def unmet(self, record: Any) -> str:
         """Return the condition in words if it does not hold, else ""."""
         return "" if self.met(record) else self.text

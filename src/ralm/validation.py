@@ -27,11 +27,6 @@ def check_count(name: str, value: int, *, minimum: int = 1, maximum: int = MAX_C
         raise UsageError(f"`{name}` must be {bound}, not {value}.")
 
 
-def check_seed(name: str, value: int) -> None:
-    """Raise UsageError if a number cannot seed a random generator."""
-    check_count(name, value, minimum=0, maximum=MAX_SEED)
-
-
 def check_number(name: str, value: float, *, minimum: float, maximum: float, above: bool = False) -> None:
     """Raise UsageError if a number is NaN, infinite, above `maximum`, or below `minimum` (with `above`: not above
     it)."""
