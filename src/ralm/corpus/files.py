@@ -73,15 +73,16 @@ def read_text(path: Path) -> str:
     return text
 
 
-def text_pieces(stream: BinaryIO | gzip.GzipFile, where: str, size: int) -> Iterator[str]:
-    """The text of a stream of UTF-8 in pieces of about `size` bytes, without a byte order mark; no character is cut."""
+def text_pieces(path: FilePath, size: int) -> Iterator[str]:
+    """The text of a file in pieces of about `size` bytes, without a byte order mark; no character is cut."""
     offset, rest, block = 0, b"", b"-"
-    while block:
-        block = stream.read(size)
-        content = rest + block
-        text, used = _decode_complete(content, where, CorpusError, offset=offset, final=not block)
-        yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
-        offset, rest = offset + used, content[used:]
+    with unpacked(path) as stream:
+        while block:
+            block = stream.read(size)
+            content = rest + block
+            text, used = _decode_complete(content, str(path), CorpusError, offset=offset, final=not block)
+            yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
+            offset, rest = offset + used, content[used:]
 
 
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
