@@ -2,11 +2,9 @@
 
 A message says what was wrong, where, and what to do about it, in one or two sentences. The command line prints only the
 message and exits with `exit_status`. A traceback is always a bug in ralm.
-
-`RalmWarning` is a warning that readers of a figure should see. `LibraryWarning` says that a call of ralm does not fit
-the installed version of a package.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -71,10 +69,7 @@ class ModelError(RalmError):
 
 
 class ServerError(ModelError):
-    """A model's server rejected a request, does not answer, or returned an unexpected response.
-
-    `status` is the HTTP status of its answer, or None if there was none.
-    """
+    """A model's server rejects a request, fails or does not answer; `status` is the HTTP status, if it answers."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -112,15 +107,28 @@ class RalmWarning(UserWarning):
 
 
 class LibraryWarning(RalmWarning):
-    """A call of ralm does not fit the installed version of a package, or will not fit a later one.
-
-    Figures stay right, but may take longer.
-    """
+    """A call of ralm does not fit the installed version of a package; figures stay right, but may take longer."""
 
 
 def short_message(error: Exception) -> str:
     """The first line of another library's message, without the full stop at its end, or its type if it has none."""
     return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:_SHORT_MESSAGE].rstrip(". ")
+
+
+def installed_version(package: str) -> str:
+    """Return a package and its version, such as "pyarrow 24.0.0"."""
+    from importlib.metadata import version
+
+    return f"{package} {version(package)}"
+
+
+def warn_of_mismatch(package: str, what: str, cause: Exception | None = None) -> None:
+    """Warn (LibraryWarning) that a call of ralm does not fit the installed version of a package."""
+    warning = LibraryWarning(
+        f"{what}. The call does not fit {installed_version(package)}: this is a fault of ralm, please report it."
+    )
+    warning.__cause__ = cause
+    warnings.warn(warning, stacklevel=3)
 
 
 @contextmanager

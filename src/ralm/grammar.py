@@ -134,11 +134,8 @@ def _shared(part: OwnPart, _class: type) -> Any:
 
 
 def parse_keys(record: type[_Record], text: str, title: str) -> _Record:
-    """Return a record with the values of `key=value,key=value`, the others by default.
-
-    Raises UsageError, whose message begins with the `title`, for an unknown key, a key that is written twice, or a
-    value that is of another type or out of bounds.
-    """
+    """Return a record with the values of `key=value,key=value`; UsageError, which begins with the `title`, if one is
+    unknown, written twice, of another type or out of bounds."""
     return read_keys(record, parse_pairs(text, title), title)
 
 

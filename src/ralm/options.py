@@ -21,21 +21,11 @@ from ralm.validation import MAX_COUNT, MAX_SEED, check_count, check_number
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The condition for an option to have an effect.
-
-    `met` returns whether the condition holds for the record that has the option. `text` is the condition in words, with
-    arguments in backticks as in messages: `windows="blocked"`.
-    """
+    """The condition for an option to have an effect: in words, with arguments in backticks as in messages, and as a
+    function of the record that has the option."""
 
     text: str
     met: Callable[[Any], bool]
-
-    @classmethod
-    def value(cls, name: str, *values: str) -> "Needs":
-        """The condition that the record's option `name` has one of these values."""
-        *others, last = (f'`"{one}"`' for one in values)
-        listed = f"{', '.join(others)} or {last}" if others else last
-        return cls(f"`{name}={listed.removeprefix('`')}", lambda record: getattr(record, name) in values)
 
     def unmet(self, record: Any) -> str:
         """Return the condition in words if it does not hold, else ""."""
@@ -126,15 +116,10 @@ class Declared(NamedTuple):
         """The name where options have unique names."""
         return key_of(self.field.name, self.option)
 
-    @property
-    def flag(self) -> str:
-        """The flag as the user writes it."""
-        return flag_of(self.field.name, self.option)
-
 
 @cache
 def declared(record: type) -> tuple[Declared, ...]:
-    """The options of a record: its fields that are annotated with an `Option`."""
+    """Return the options of a record: its fields that are annotated with an `Option`."""
     return tuple(
         Declared(one, kind, mark)
         for one in fields(record)
@@ -145,10 +130,7 @@ def declared(record: type) -> tuple[Declared, ...]:
 
 
 def check_options(record: Any) -> None:
-    """Raise UsageError if an option of a record is outside its bounds or not one of its choices.
-
-    Records call this on creation, so that a command, a script, a sweep and a server report the same errors.
-    """
+    """Raise UsageError if an option of a record, which calls this on creation, is out of bounds or no choice."""
     for one, kind, option in declared(type(record)):  # type: ignore[arg-type]
         option.check(one.name, kind, getattr(record, one.name))
 
@@ -180,10 +162,7 @@ def reject_unused(unused: Mapping[str, str], written: Mapping[str, str]) -> None
 
 
 def unused_options(record: Any, names: Collection[str]) -> dict[str, str]:
-    """Return the options of these names, in a record or one within it, without an effect, each with what it needs.
-
-    An option of several records has no effect if none of them uses it.
-    """
+    """Return the options of these names that no record uses, of this one and those in it, each with what it needs."""
     missing: dict[str, list[str]] = {}
     for name, needs in _conditions(record, names, "", {}):
         missing.setdefault(name, []).append(needs)

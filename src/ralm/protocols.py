@@ -29,10 +29,7 @@ UNLIMITED: Final = 1 << 30
 
 
 class Tokenizer(Protocol):
-    """Converts text to the language model's token ids and back.
-
-    The other members of `FullTokenizer` are optional; its docstrings state the defaults.
-    """
+    """Converts text to token ids and back; the other members of `FullTokenizer` are optional and have defaults."""
 
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens."""
@@ -55,23 +52,19 @@ class FullTokenizer(Tokenizer, Protocol):
 
     @property
     def unknown_token(self) -> int | None:
-        """The id of the token for text that the tokenizer does not know, or None. Without this member: None, and no
-        share of the text is reported as unknown."""
+        """The id of the token for text that the tokenizer does not know, or None. Without this member: None."""
 
     def token_of(self, text: str) -> int | None:
-        """The id of the token that is spelled exactly like `text`, else of the unknown token, else None.
-        Without this member: None. Rolling windows then begin with the end-of-text token."""
+        """The id of the token that is spelled exactly like `text`, else of the unknown token, else None. Without this
+        member: None."""
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The ids (int64, N) of a text, and the first and one past the last character of each (int64, N x 2).
-
-        Without this member, the spans are found by decoding the tokens, which is slower.
-        """
+        """The ids (int64, N) of a text, and the first and one past the last character of each (int64, N x 2). Without
+        this member, the spans are found by decoding the tokens."""
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        """Token ids (int64) of a document as it stands in the prompt, cut to `max_tokens`. They include the special
-        tokens that the tokenizer adds (a BOS for OPT and LLaMA). Without this member: the same, built from
-        `special_tokens` and `encode`."""
+        """Token ids (int64) of a document in the prompt, with the special tokens that the tokenizer adds, cut to
+        `max_tokens`. Without this member: the same, built from `special_tokens` and `encode`."""
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
         """The ids (int64, N) of a chat of these messages, up to where the model's answer begins, and which characters
@@ -85,10 +78,8 @@ class FullTokenizer(Tokenizer, Protocol):
 class LanguageModel(Protocol):
     """A frozen causal language model that computes the log-probabilities of given tokens.
 
-    Scoring is enough for evaluation, reranking and ensembles over a text. `ralm.lm.scoring.Scorer` merges requests
-    into sequences, caches scores and checks what a model returns, so that a model does not have to.
-
-    The members of `ModelTraits` are optional.
+    `ralm.lm.scoring.Scorer` merges requests into sequences, caches scores and checks what a model returns. The members
+    of `ModelTraits` are optional.
     """
 
     @property
@@ -108,10 +99,9 @@ class LanguageModel(Protocol):
         """The model's own tokenizer."""
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
-        """For each sequence, in order, the natural log-probability (float32, P) of each of its targets.
+        """For each sequence, longest first, the natural log-probability (float32, P) of each of its targets.
 
-        Sequences come longest first. The model may return a list, or yield each array as soon as it is computed; then a
-        killed run loses only what was not yet yielded. -inf is the log-probability of an impossible token.
+        A model that yields each array as soon as it is computed loses less when it is killed.
         """
 
 
@@ -124,8 +114,7 @@ class ModelTraits:
     """The optional members of a language model, with the values for models that lack them."""
 
     merges_prefixes: bool = True
-    """Whether the scores of a sequence that is a prefix of another may be taken from the longer one. This is so for
-    every causal model except those that read a token differently depending on how many tokens follow it (LongRoPE)."""
+    """Whether the scores of a sequence may be taken from a longer one that begins with it; not so for LongRoPE."""
     vocabulary: int | None = None
     """The number of token ids of the model; if given, other ids are rejected before the model is called."""
     bounds: tuple[LanguageModel, LanguageModel] | None = None
@@ -148,26 +137,19 @@ def traits_of(model: LanguageModel) -> ModelTraits:
 
 
 class Continuations(Protocol):
-    """Texts that a language model is continuing.
+    """Texts that a language model is continuing. Three more members are optional:
 
-    Three more members are optional. `score(sequences)` is like `LanguageModel.score`, but may reuse what the sequences
-    share with the texts of the previous call. Question answering then reads a prompt once, for the answer and for the
-    log-probability of the gold answer. It is not called if the model's `merges_prefixes` is False.
-
-    `read_ahead(several)` gets the `TextsAhead` of each average that will be requested next, so that one request can
-    read several tokens. It changes no result.
-
-    `keeps_texts` (bool) says whether the common part of a text and those of the previous call is not read again;
-    without it, a server reads new texts whole and not in chunks.
+    - `score(sequences)` is `LanguageModel.score` that may reuse what the sequences share with the texts of the previous
+      call. It is not called if the model's `merges_prefixes` is False.
+    - `read_ahead(several)` gets the `TextsAhead` of each average that is requested next, so that one request can read
+      several tokens. It changes no result.
+    - `keeps_texts` (bool): whether what a text shares with those of the previous call is not read again; without it, a
+      server reads new texts whole and not in chunks.
     """
 
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """The log-probabilities of the next token of B texts (int64), each of at least one token.
-
-        Each text is read independently. A model may reuse what a text shares with the texts of the previous call.
-        `wanted` (int64, C) lists the token ids to return; the model's `tier` says whether it is supported, and which
-        tokens are returned without it.
-        """
+        """The log-probabilities of the next token of B texts (int64), each of at least one token; `wanted` (int64, C)
+        lists the token ids to return, where the model's `tier` supports it."""
 
 
 class WritingModel(LanguageModel, Protocol):
@@ -193,8 +175,7 @@ class WritingModel(LanguageModel, Protocol):
 class Encoder(Protocol):
     """Turns texts into vectors of D dimensions; a larger inner product means a better match of query and passage.
 
-    An encoder may also have `trained_for` (str): the fingerprint of the passage encoder that its query encoder was
-    trained for. Its queries are then accepted for vectors of that encoder.
+    An encoder may have `trained_for` (str), the fingerprint of the passage encoder that its queries are for, too.
     """
 
     @property
@@ -227,7 +208,7 @@ class Retriever(Protocol):
     """Finds passages for queries.
 
     A retriever may also have `stable` (int): up to this `k`, a smaller `k` returns a prefix of the hits of a larger
-    one. A sweep then retrieves once for all its points; without it, once for each number of passages.
+    one, so that a sweep retrieves once.
     """
 
     @property
@@ -250,8 +231,7 @@ class Rows(Protocol):
 
     @property
     def strides(self) -> IntArray:
-        """The index of each row's stride in its text (int64, R), from 0. It seeds the random draws for the row, so that
-        they do not depend on the other rows of a batch."""
+        """The index of each row's stride in its text (int64, R), from 0; it seeds the random draws for the row."""
 
     def prefix(self, row: int) -> str:
         """The text before a row."""
@@ -259,27 +239,22 @@ class Rows(Protocol):
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
-        """For each (row, passage), the log-probabilities (float32) of the last `tokens` tokens of the row's prefix,
-        with the passage in front. If the prefix is shorter, there are fewer of them, possibly none.
+        """For each (row, passage), the log-probabilities (float32) of at most the last `tokens` tokens of the row's
+        prefix, with the passage in front, under the reading model or another one.
 
-        The reading model scores them, or another `model` with its own tokenizer. Raises UsageError if the passage and
-        the tokens do not fit into the model.
+        Raises UsageError if the passage and the tokens do not fit into the model.
         """
 
     def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:
         """For each (row, passage), the log-probabilities (float32) of the row's targets under the reading model, with
-        the passage in front.
-
-        Raises UsageError during generation, when the text after the rows is not known yet.
-        """
+        the passage in front; UsageError during generation, when these are not known yet."""
 
 
 class Reranker(Protocol):
     """Chooses which hits of each row are read.
 
-    Two more members are optional. `needs_targets` (bool) says that it looks at the text to be predicted, so that
-    generation rejects it at once. `model` is the language model that it ranks with, if it has its own; the first tokens
-    of a reading are then checked for that model too.
+    Two more members are optional: `needs_targets` (bool) says that it looks at the text to be predicted, so that it
+    cannot generate; `model` is the language model that it ranks with, if it has its own.
     """
 
     @property
@@ -314,9 +289,8 @@ class Documents(Protocol):
 class Reader(Protocol):
     """Decides what the model reads before each row's context: which passages, in which layout, with which scores.
 
-    If there are several prompt prefixes, the model reads the row once after each prompt prefix, and the distributions
-    are averaged (REPLUG, Eq. 2). An optional attribute `joined` is the largest number of passages in one prompt prefix
-    (default 1), so that lengths that cannot fit are rejected before retrieval.
+    The model reads the row once after each prompt prefix, and the distributions are averaged (REPLUG, Eq. 2). The
+    optional `joined` is the largest number of passages in one prompt prefix (default 1), for checks of lengths.
     """
 
     @property
@@ -328,18 +302,13 @@ class Reader(Protocol):
         """The number of passages to retrieve for a row."""
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
-        """The prompt prefixes of one row, given the (passage number, score) pairs of its hits, best first.
-
-        There is at least one hit; a row without hits is read without a passage.
-        """
+        """The prompt prefixes of one row, given the (passage number, score) pairs of its hits, best first, at least
+        one."""
 
 
 @runtime_checkable
 class Mixer(Protocol):
-    """A function that weighs the K readings of a row; the average of their predictions predicts the text.
-
-    `Parts` has it beside the reader.
-    """
+    """A function that weighs the K readings of a row; the average of their predictions predicts the text."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -360,10 +329,7 @@ class Mixer(Protocol):
 
 @runtime_checkable
 class DistributionMixer(Protocol):
-    """Makes the distribution of the next token, which need not be an average: no passage has a share of a token.
-
-    It takes the place of a `Mixer` where text is generated; given texts are not scored with it.
-    """
+    """Takes the place of a `Mixer` where text is generated: makes a distribution that need not be an average."""
 
     @property
     def config(self) -> Mapping[str, Any]:

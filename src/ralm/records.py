@@ -32,11 +32,8 @@ _TAIL_ROUNDING: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpecialTokens:
-    """The special tokens that a tokenizer adds around every text, as token ids (int64); both arrays may be empty.
-
-    `before` comes before the text (a BOS in OPT and LLaMA), `after` comes after it (an EOS in some). `begin` is the id
-    of the BOS, even if the tokenizer does not add it; None if there is no BOS.
-    """
+    """The special tokens that a tokenizer adds `before` and `after` every text, as token ids (int64); `begin` is the id
+    of the BOS, even if the tokenizer does not add it, or None."""
 
     before: IntArray
     after: IntArray
@@ -54,8 +51,7 @@ class Heading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text of a corpus, before it is split into passages; `metadata` holds its other fields, `headings` are those in
-    its text, in order."""
+    """A text of a corpus, before it is split into passages; `metadata` holds its other fields."""
 
     id: str
     title: str
@@ -84,8 +80,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a chat: who sent it (system, user, assistant, or another role that a chat template knows), and its
-    text."""
+    """A message of a chat: the role of who sent it, such as system, user or assistant, and its text."""
 
     role: str
     content: str
@@ -162,9 +157,9 @@ class Hits:
 class PromptPrefix:
     """The tokens before the context in one reading of a row: one passage, several joined, or none.
 
-    The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them, best first; the reading
-    is credited to the first one. `score` says how well it fits the context: by default the weights of readings are the
-    softmax of their scores (REPLUG, Eq. 3). Other prompts may begin with the first `shared` tokens too, None for all.
+    `passages` are the numbers of the passages in `tokens` (int64), best first; the reading is credited to the first
+    one. By default the weights of readings are the softmax of their scores (REPLUG, Eq. 3). Other prompts may begin
+    with the first `shared` tokens too, None for all.
     """
 
     tokens: IntArray
@@ -218,11 +213,8 @@ NO_READINGS: Final = Readings((), np.zeros(0))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A request to score targets: the log-probability of each, given the document and the context.
-
-    The model reads `[document; context; targets]`, three int64 vectors of token ids. The first two may be empty, but
-    not both: then nothing would precede the first target, and the request is a bug.
-    """
+    """A request for the log-probabilities of targets: the model reads `[document; context; targets]`, three int64
+    vectors of token ids, of which one of the first two may be empty."""
 
     document: IntArray
     context: IntArray
@@ -239,11 +231,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoringSequence:
-    """Tokens that a language model reads once, and the positions whose log-probabilities are requested.
-
-    `tokens_N` and `targets_P` are int64. `targets_P` is in ascending order, and each position is at least 1 and below
-    N. The token at each position is predicted from all tokens before it.
-    """
+    """Tokens (int64) that a language model reads once, and the positions `targets_P` (int64, ascending, from 1), each
+    of which is predicted from all tokens before it."""
 
     tokens_N: IntArray
     targets_P: IntArray
@@ -257,10 +246,8 @@ class ScoringSequence:
 class NextTokens:
     """Predictions of the next token of B texts: the natural log-probabilities (float32) of C tokens each.
 
-    `tokens_BC` (int64) holds the ids of these tokens; None means the whole vocabulary in the order of ids. A text
-    with fewer tokens than others is padded with `NOT_LISTED`. `rest_B` (float32) is an upper bound of the
-    log-probability of any other token; None means the lowest one listed, or what the listed ones leave, whichever is
-    less.
+    `tokens_BC` (int64) are these tokens, padded with `NOT_LISTED`; None is the whole vocabulary. `rest_B` (float32) is
+    an upper bound of the log-probability of any other token, by default the lowest one listed, or what these leave.
     """
 
     log_probs_BC: FloatArray
@@ -300,11 +287,9 @@ def log_tail_mass(log_probs_BC: FloatArray) -> DoubleArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextsAhead:
-    """Texts whose predictions are averaged, and how far they will be continued.
+    """Texts (B int64 vectors) whose predictions are averaged, with the logarithms of their weights (float64).
 
-    `texts` are B int64 vectors, whose last `written` tokens were generated; `log_weights_B` (float64) are the
-    logarithms of their weights. At most `max_tokens` greedy tokens are appended to all of them before they change
-    otherwise.
+    Their last `written` tokens were generated, and at most `max_tokens` greedy ones follow before they change.
     """
 
     texts: Sequence[IntArray]
@@ -322,9 +307,8 @@ class TextsAhead:
 class Provenance:
     """How much each of K passages contributed to each of T target tokens, one row per target.
 
-    `passages_TK` (int64) holds the passages read for the target, padded with `NO_PASSAGE`. `posteriors_TK` (float32)
-    holds the share of the target's probability that came from each passage; a row sums to 1. The shares of a target
-    whose prediction is no average of those after its passages are NaN.
+    `passages_TK` (int64) is padded with `NO_PASSAGE`. `posteriors_TK` (float32) holds the share of the target's
+    probability that came from each passage; NaN where the prediction is no average.
     """
 
     passages_TK: IntArray
@@ -355,11 +339,8 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTokens:
-    """The scores of T target tokens, one row per token, in text order.
-
-    `positions_T` (int64): index in the tokens of the text. `tokens_T` (int64): token id. `log_probs_T` (float32):
-    natural log-probability. `provenance`: the passages that the token was read with, and the contribution of each.
-    """
+    """The scores of T target tokens, in text order: the index in the tokens of the text (int64), the token id (int64),
+    and the natural log-probability (float32)."""
 
     positions_T: IntArray
     tokens_T: IntArray

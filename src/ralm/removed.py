@@ -6,11 +6,6 @@ A command line, a file of settings, a request or a folder that names one of them
 from collections.abc import Iterator
 from typing import Final
 
-_RERANKING: Final = "a server such as TEI or vLLM ranks texts; `rerank` ranks the passages of an index"
-_FIXED: Final = "leave it out; it is fixed at what was its default"
-_NO_CHAT: Final = "leave it out; this command writes no chat"
-_FIELDS: Final = "use `--fields question=NAME,answers=NAME,choices=NAME,subject=NAME`"
-_HIDDEN: Final = "use `--where`, or leave these documents out of the index"
 _OF_ENCODERS: Final = (
     "query-encoder pooling normalize titles no-titles query-length passage-length query-keeps dtype device "
     "requests-at-once timeout retries max-requests answers"
@@ -57,84 +52,83 @@ _PARTS: Final = {
     for name in names
     for key in [name.rpartition("--")[2]]
 }
-SUCCESSORS: Final[dict[str, str]] = {
-    "alpha-floor": "adaptive contrast gained less than `contrast`; use `contrast` to generate",
-    "backoff-margin": "it gained nothing on questions; use `mixer=posterior`",
-    "cache": "leave it out; `ralm retrieve` keeps the passages of a text in a file for `--retrieved`",
-    "compile": "leave it out; no measurement showed a gain, and layers have kernels of ralm's own",
-    "entropy-temperature": "weights by entropy lost 15%; use `mixer=posterior`",
-    "facets": "search with `--where`, or `--json` and count the metadata of the hits",
-    "fuzzy": "correct the words of the query; passages that have any of its words are found",
-    "gate": "leave it out, and passages are read everywhere; on questions gates failed",
-    "keys": "set one key in RALM_SERVE_KEY; a proxy such as LiteLLM has keys with limits",
-    **dict.fromkeys(("all-bodies-bytes", "text-bytes", "body-seconds", "shutdown-seconds", "chunk-tokens"), _FIXED),
-    **dict.fromkeys(("max-texts", "max-logprobs", "max-queries", "max-connections"), _FIXED),
-    "log-prompts": "use `--audit-log FILE --audit-texts`",
-    "learned": "use `--mixer posterior:eta=4,decay=2`, which is as good as learned weights",
-    "lexical-weights": "leave it out; fitted weights were no better than those that are built in",
-    **dict.fromkeys(("max-cost", "prices"), "use `--lm-args max_requests=N`; LiteLLM and providers limit money"),
-    "mixer-weights": "use `--mixer posterior:eta=4,decay=2`, which is as good as learned weights",
-    "none-score": "it gained nothing; use `mixer=posterior`",
-    "robust": "leave it out; it certified at most 20% of whole answers",
-    "start-weights": "with `--reader ensemble:temperature=1e6` the weights before any evidence are equal",
-    "start=uniform": "with `--reader ensemble:temperature=1e6` the weights before any evidence are equal",
-    "syntax": "search for plain words; `--where` and `--path` choose titles and documents",
-    "mixer=adaptive-contrast": "it gained less than `contrast`; use that to generate, or `posterior`",
-    "mixer=backoff": "it gained nothing on questions; use `posterior`",
-    "mixer=entropy": "it lost 15%; use `posterior`",
-    "mixer=learned": "use `posterior:eta=4,decay=2`, which is as good",
-    "mixer=prior": "it gained nothing; use `similarity` or `posterior`",
-    "serve --contents": "leave it out; `/retrieve` puts the title before the text, and `/search` has both apart",
-    "serve --forbidden-titles": _HIDDEN,
-    "workers": "leave it out; a reverse proxy shares requests among several servers of one index",
-    "forbidden-documents": 'use `--where \'id not in ("ID", "ID")\'`',
-    "check --environment": "in a clone, `pip install --constraint requirements/locked.txt .` installs tested versions",
-    "ralm choice": "use `ralm qa`, which chooses if the questions have choices",
-    "ralm curve": "use `ralm qa --over documents=0,1,2,5`",
-    "eval --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score it",
-    "eval --template-argument": _NO_CHAT,
-    "ralm documents": "use `ralm info INDEX --documents`",
-    "merge": "leave it out; an index is never in parts",
-    "update": "use `ralm sync INDEX SOURCE`, which replaces documents, and reads them as the index was built",
-    "index --parts": "leave it out; one machine builds the index",
-    "index --ray": "leave it out; one machine indexes Wikipedia in 15 minutes, and `ralm encode --ray` adds vectors",
-    "index --shards": "leave it out; an index is never in parts",
-    "compare": "use `ralm report RUN RUN`",
-    "ralm judge": "use `ralm search INDEX --topics FILE --qrels FILE`; `--out` is `--run-out` there",
-    "recipe list": "write `ralm recipe`",
-    "recipe show": "write `ralm recipe NAME`",
-    "recipe run": "write `ralm recipe NAME --out DIR`",
-    "signals --template-argument": _NO_CHAT,
-    "signals --evidence": "leave it out; only weights that were fitted to signals looked at it",
-    "signals --no-evidence": "leave it out; signals score continuations alone",
-    "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
-    "eval --no-plot": "leave it out; the plot is drawn if matplotlib is installed",
-    **dict.fromkeys(("eval --values", "qa --values"), "use `--over KEY=v1,v2`"),
-    **dict.fromkeys(
-        (f"qa --{name}-field" for name in ("question", "answers", "answer", "choices", "subject")), _FIELDS
+_SENTENCES: Final = {
+    "leave it out; `ralm retrieve` keeps the passages of a text in a file for `--retrieved`": ("cache",),
+    "leave it out; no measurement showed a gain, and layers have kernels of ralm's own": ("compile",),
+    "search with `--where`, or `--json` and count the metadata of the hits": ("facets",),
+    "correct the words of the query; passages that have any of its words are found": ("fuzzy",),
+    "leave it out, and passages are read everywhere; on questions gates failed": ("gate", "train gate"),
+    "set one key in RALM_SERVE_KEY; a proxy such as LiteLLM has keys with limits": ("keys",),
+    "leave it out; it is fixed at what was its default": (
+        *("all-bodies-bytes", "text-bytes", "body-seconds", "shutdown-seconds", "chunk-tokens"),
+        *("max-texts", "max-logprobs", "max-queries", "max-connections"),
     ),
-    "qa --score": "use `--prompt replug` to judge texts, and `--join answers` to read what is written as a letter",
-    "ralm sweep": "use `ralm eval --over KEY=v1,v2`",
-    **dict.fromkeys(
-        ("index --training-sample", "encode --training-sample"),
-        "leave it out; 262,144 vectors train an index, and `ralm.VectorOptions` takes another number",
+    "use `--audit-log FILE --audit-texts`": ("log-prompts",),
+    "use `--mixer posterior:eta=4,decay=2`, which is as good": (
+        *("learned", "mixer-weights", "mixer=learned", "train mixer"),
     ),
-    "train gate": "without `gate` passages are read everywhere; on questions gates failed",
-    "train mixer": "use `--mixer posterior:eta=4,decay=2`, which is as good",
-    "train reranker --kind": "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training",
-    "tune": "it chose `--reader ensemble --documents 4 --mixer posterior` on both corpora; use that",
-    "worth --template-argument": _NO_CHAT,
-    "worth --prune": "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies",
-    "/api/search": "use `/search` or `/retrieve`, which find the same passages",
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "cross-encoder"), _RERANKING),
-    **dict.fromkeys(("/tokenize", "/detokenize", "/tokenizer-info"), "load the tokenizer of the model in the client"),
-    "/v1/embeddings": "a server such as TEI or vLLM encodes texts; a server behind this one is still asked",
-    "/v1/responses": "use `/v1/chat/completions`, which has streams and sources too",
-    "/v1/vector-stores": "use `/search` or `/retrieve`, which find the same passages and filter by `where`",
+    "leave it out; fitted weights were no better than those that are built in": ("lexical-weights",),
+    "use `--lm-args max_requests=N`; LiteLLM and providers limit money": ("max-cost", "prices"),
+    "leave it out; it certified at most 20% of whole answers": ("robust",),
+    "with `--reader ensemble:temperature=1e6` the weights before any evidence are equal": (
+        *("start-weights", "start=uniform"),
+    ),
+    "search for plain words; `--where` and `--path` choose titles and documents": ("syntax",),
+    "it gained less than `contrast`; use that to generate, or `posterior`": ("alpha-floor", "mixer=adaptive-contrast"),
+    "it gained nothing; use `mixer=posterior`": ("backoff-margin", "mixer=backoff", "mixer=prior", "none-score"),
+    "it lost 15%; use `mixer=posterior`": ("entropy-temperature", "mixer=entropy"),
+    "leave it out; `/retrieve` puts the title before the text, and `/search` has both apart": ("serve --contents",),
+    "use `--where`, or leave these documents out of the index": ("serve --forbidden-titles",),
+    "leave it out; a reverse proxy shares requests among several servers of one index": ("workers",),
+    'use `--where \'id not in ("ID", "ID")\'`': ("forbidden-documents",),
+    "in a clone, `pip install --constraint requirements/locked.txt .` installs tested versions": (
+        *("check --environment",),
+    ),
+    "use `ralm qa`, which chooses if the questions have choices": ("ralm choice",),
+    "use `posterior`; `mixer=contrast` generates text, and does not score it": ("eval --alpha",),
+    "leave it out; this command writes no chat": tuple(
+        f"{command} --template-argument" for command in ("eval", "signals", "worth")
+    ),
+    "use `ralm info INDEX --documents`": ("ralm documents",),
+    "leave it out; every change builds the index again, as one part": ("merge",),
+    "use `ralm sync INDEX SOURCE`, which replaces documents, and reads them as the index was built": ("update",),
+    "leave it out; one machine indexes Wikipedia in 15 minutes, and `ralm encode --ray` adds vectors": (
+        *("index --parts", "index --ray", "index --shards"),
+    ),
+    "use `ralm report RUN RUN`": ("compare",),
+    "use `ralm search INDEX --topics FILE --qrels FILE`; `--out` is `--run-out` there": ("ralm judge",),
+    "write `ralm recipe`": ("recipe list",),
+    "write `ralm recipe NAME`": ("recipe show",),
+    "write `ralm recipe NAME --out DIR`": ("recipe run",),
+    "leave it out; signals score continuations alone": ("signals --evidence", "signals --no-evidence"),
+    "rerankers that were fitted to them gained nothing on questions; give training text": ("signals --questions",),
+    "leave it out; the plot is drawn if matplotlib is installed": ("eval --no-plot",),
+    "use `--over KEY=v1,v2` of `ralm eval` or `ralm qa`": ("eval --values", "qa --values", "ralm curve", "ralm sweep"),
+    "use `--fields question=NAME,answers=NAME,choices=NAME,subject=NAME`": tuple(
+        f"qa --{name}-field" for name in ("question", "answers", "answer", "choices", "subject")
+    ),
+    "use `--prompt replug` to judge texts, and `--join answers` to read what is written as a letter": ("qa --score",),
+    "leave it out; 262,144 vectors train an index, and `ralm.VectorOptions` takes another number": (
+        *("index --training-sample", "encode --training-sample"),
+    ),
+    "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training": ("train reranker --kind",),
+    "it chose `--reader ensemble --documents 4 --mixer posterior` on both corpora; use that": ("tune",),
+    "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies": ("worth --prune",),
+    "use `/search` or `/retrieve`, which find the same passages and filter by `where`": (
+        "/api/search",
+        "/v1/vector-stores",
+    ),
+    "a server such as TEI or vLLM ranks texts; `rerank` ranks the passages of an index": (
+        *("/rerank", "/v1/rerank", "/v2/rerank", "cross-encoder"),
+    ),
+    "load the tokenizer of the model in the client": ("/tokenize", "/detokenize", "/tokenizer-info"),
+    "a server such as TEI or vLLM encodes texts; a server behind this one is still asked": ("/v1/embeddings",),
+    "use `/v1/chat/completions`, which has streams and sources too": ("/v1/responses",),
 }
-"""What to use instead, by the name of an option without dashes (`gate`), a command (`tune`, or `ralm documents` if a
-setting has its name), an option of one command (`signals --questions`), an option and its value (`mixer=entropy`), or a
-route of the server (`/rerank`); each continues "NAME was removed: "."""
+"""What to use instead, which continues "NAME was removed: ", with the names: an option without dashes (`gate`), a
+command (`tune`, or `ralm documents` if a setting has its name), an option of one command (`signals --questions`), an
+option and its value (`mixer=entropy`), or a route of the server (`/rerank`)."""
+SUCCESSORS: Final = {name: sentence for sentence, names in _SENTENCES.items() for name in names}
 
 
 def removal_of(name: str) -> str | None:

@@ -95,7 +95,7 @@ def no_progress() -> Iterator[None]:
 
 
 class _Lines:
-    """Progress as log lines; work that takes less than `_SECONDS_A_LINE` writes none."""
+    """Progress as log lines, one every `_SECONDS_A_LINE`."""
 
     def __init__(self, description: str, total: int | None) -> None:
         self._description = description
@@ -152,14 +152,11 @@ def path_text(path: str | os.PathLike[str]) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def printable_json(text: str) -> str:
-    """Output of `json.dumps` with control characters as JSON escapes, so that any reader decodes the same text."""
-    return _CONTROLS_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON that any parser accepts and any terminal can show: infinity and NaN become null."""
-    return printable_json(json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False))
+    """JSON that any parser accepts and any terminal can show: infinity and NaN become null, and control characters
+    escapes, so that any reader decodes the same text."""
+    text = json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False)
+    return _CONTROLS_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _finite(value: Any) -> Any:

@@ -27,11 +27,6 @@ def check_count(name: str, value: int, *, minimum: int = 1, maximum: int = MAX_C
         raise UsageError(f"`{name}` must be {bound}, not {value}.")
 
 
-def check_seed(name: str, value: int) -> None:
-    """Raise UsageError if a number cannot seed a random generator."""
-    check_count(name, value, minimum=0, maximum=MAX_SEED)
-
-
 def check_number(name: str, value: float, *, minimum: float, maximum: float, above: bool = False) -> None:
     """Raise UsageError if a number is NaN, infinite, above `maximum`, or below `minimum` (with `above`: not above
     it)."""
@@ -42,11 +37,7 @@ def check_number(name: str, value: float, *, minimum: float, maximum: float, abo
 
 
 def retrieve_checked(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:
-    """The k best passages for each query, checked, with at least one column.
-
-    `passages` is the number of passages in the corpus; None if it is not known. Raises PartError if the retriever
-    returns invalid hits.
-    """
+    """Return the k best passages for each query, of so many in the corpus; PartError if the hits are invalid."""
     k = k if passages is None else min(k, max(passages, 1))
     hits = retriever.retrieve(queries, k)
     fault = fault_of_hits(hits, len(queries), k, passages)
@@ -58,10 +49,7 @@ def retrieve_checked(retriever: Retriever, queries: Sequence[str], k: int, passa
 
 
 def config_of(part: object, what: str) -> dict[str, JsonValue]:
-    """The `config` of a part: everything that decides its results. Messages call the part `what`.
-
-    Raises UsageError if there is no `config`, or if it has values that JSON cannot hold.
-    """
+    """Return the `config` of a part; UsageError, which calls it `what`, if there is none or it is not JSON."""
     config: Mapping[str, JsonValue] | None = getattr(part, "config", None)
     if config is None:
         raise UsageError(f"the {what} {type(part).__name__} does not say what decides its results; give it a `config`.")

@@ -15,7 +15,7 @@ from ralm import terminal
 from ralm.cli.output import print_table
 from ralm.cli.process import library_messages, quietly
 from ralm.errors import RalmWarning
-from ralm.terminal import PROGRESS_SWITCH, one_line, printable_json, progress_bar, visible
+from ralm.terminal import PROGRESS_SWITCH, one_line, progress_bar, to_json, visible
 from tests.cli.program import MODEL_LENGTH, Answer, done, ralm
 
 EVIL = "\x1b]0;owned\x07\x9b2J\x7f\u202eexe\u2028\x08"
@@ -198,7 +198,7 @@ def test_a_name_has_one_line() -> None:
 
 def test_json_is_escaped_and_means_the_same() -> None:
     value = {"\x9bkey": "\x1b \x7f \u2028 \u202e \udcff é 海 \n"}
-    written = printable_json(json.dumps(value, ensure_ascii=False, indent=1))
+    written = to_json(value, indent=1)
     assert json.loads(written) == value
     assert visible(written) == written
     assert "é 海" in written

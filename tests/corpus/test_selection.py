@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ralm.corpus.documents import BROKEN_LINES, UNKNOWN, Skipped
-from ralm.corpus.folder import FileSelection, _Patterns
+from ralm.corpus.documents import BROKEN_LINES, NOT_CHOSEN, UNKNOWN, Skipped
+from ralm.corpus.folder import FileSelection, _Choice
 from ralm.corpus.sources import read_documents
 from ralm.errors import CorpusError, UsageError
 from ralm.records import Document
@@ -116,9 +116,11 @@ def test_bad_selections(folder: Path) -> None:
     [("a*" * 20, "a" * 250), ("[!b]*" * 20, "a" * 250), ("**/a*/" * 20, "a/" * 2_000), ("*a/**/" * 20, "a/" * 2_000)],
 )
 def test_patterns_take_linear_time(pattern: str, path: str) -> None:  # for ever if they went back
-    patterns = _Patterns(FileSelection(include=(f"{pattern}b",)))
-    assert patterns.choose(f"{path}b")
-    assert not patterns.choose(f"{path}c")
+    skipped = Skipped()
+    choice = _Choice(FileSelection(include=(f"{pattern}b",)), skipped)
+    for end in "bc":
+        choice.suffix(path, f"{path}{end}", is_empty=False)
+    assert skipped.counts == {UNKNOWN: 1, NOT_CHOSEN: 1}
 
 
 def test_sync_keeps_to_what_was_selected(folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import inspect
 import json
 import logging
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import transformers
 from transformers import LlamaForCausalLM
 
 from ralm.errors import LibraryWarning, ModelError
-from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
+from ralm.lm.local.continuation import UncachedDecoder
 from ralm.lm.local.loading import loading_errors
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
@@ -31,17 +30,6 @@ class Renamed(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not ty
 
     def forward(self, input_ids: Any = None, position_ids: Any = None, memory: Any = None, **options: Any) -> Any:
         return super().forward(input_ids, position_ids=position_ids, **{CACHE: memory}, **options)
-
-
-class Deprecating(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed
-    """Takes a cache, with a warning."""
-
-    def forward(
-        self, input_ids: Any = None, position_ids: Any = None, past_key_values: Any = None, **options: Any
-    ) -> Any:
-        if past_key_values is not None:
-            warnings.warn("`past_key_values` is deprecated; use `memory`.", FutureWarning, stacklevel=2)
-        return super().forward(input_ids, position_ids=position_ids, **{CACHE: past_key_values}, **options)
 
 
 class Forgetful(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed
@@ -66,12 +54,6 @@ def test_a_renamed_argument_is_no_property_of_the_model(caplog: pytest.LogCaptur
     assert "forward() takes none of the arguments cache, past_key_values" in message
     assert "this is a fault of ralm" in message
     assert caplog.messages == [], "nothing is said of the family"
-
-
-def test_a_deprecated_call_is_shown_with_the_version() -> None:
-    with pytest.warns(LibraryWarning, match=r"will soon reject a call of ralm \(`past_key_values` is deprecated"):
-        continuations = language_model(Deprecating).continuations()
-    assert isinstance(continuations, CachedDecoder)
 
 
 @pytest.mark.parametrize("family", ["openai-gpt", "recurrent_gemma", None])

@@ -115,7 +115,7 @@ def test_runs_are_those_that_overlap_the_continuation() -> None:
     for one in sample_examples([Document("d", "", text)], WordTokenizer(), options):
         first, last = one.begin, one.begin + 2
         starts = [i for i in range(len(words) - NGRAM + 1) if i <= last and i + NGRAM > first]
-        assert set(one.runs) == {run_hash(words[i : i + NGRAM]) for i in starts}
+        assert set(one.runs) == {run_hash(" ".join(words[i : i + NGRAM])) for i in starts}
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def _records(source: str) -> Iterator[_Record]:
 
 def _json_records(path: Path) -> Iterator[_Record]:
     """Yield the records of an array, of TriviaQA or of SQuAD."""
-    text = _text(path)
+    text = files.whole_text(path)
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -231,7 +231,7 @@ def _table_records(path: Path) -> Iterator[_Record]:
 
 def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of a table, each with a name for its place; empty lines are ignored."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter)
+    reader = csv.reader(io.StringIO(files.whole_text(path), newline=""), delimiter=delimiter)
     while True:
         where = f"{path}, line {reader.line_num + 1}"
         try:
@@ -242,10 +242,6 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
             raise InputError(f"{where} is not quoted like CSV: {error}.") from None
         if row:
             yield where, row
-
-
-def _text(path: Path) -> str:
-    return files.decode(files.content_of(path), str(path)).removeprefix(files.BYTE_ORDER_MARK)
 
 
 _READERS: Final[Mapping[str, Callable[[Path], Iterator[_Record]]]] = {

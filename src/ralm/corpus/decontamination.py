@@ -73,9 +73,11 @@ class Decontamination:
         all have fewer than `ngram` words, so that no overlap could ever be found.
         """
         options = cls(ngram=ngram, max_overlap=max_overlap)
-        hashes: set[int] = set()
-        clues: set[str] = set()
-        lengths = [_add_runs(text, ngram, hashes, clues) for text in texts]
+        hashes, clues, lengths = set[int](), set[str](), list[int]()
+        for words in map(words_of, texts):
+            hashes.update(map(run_hash, runs_of(words, ngram)))
+            clues.update(runs_of(words, min(_CLUE_WORDS, ngram)))
+            lengths.append(len(words))
         if lengths and not hashes:
             raise UsageError(f"`ngram` {ngram} is longer than the evaluation texts ({max(lengths)} words); lower it.")
         forbidden = frozenset(normal_title(title) for title in titles) - {""}
@@ -97,43 +99,25 @@ class Decontamination:
 
     def overlaps(self, passage: str) -> bool:
         """Whether the passage shares too much with the evaluation texts."""
-        if not self.hashes:
-            return False
-        words = words_of(passage)
-        shared = self._shared(words)
-        if self.max_overlap == 0:
-            return next(shared, None) is not None
-        return sum(1 for _ in shared) > self.max_overlap * self._runs(words)
+        return bool(self.hashes) and self.overlap(passage) > self.max_overlap
 
     def overlap(self, passage: str) -> float:
-        """The share, from 0 to 1, of the passage's runs of `ngram` words that are in an evaluation text."""
-        words = words_of(passage)
-        return sum(1 for _ in self._shared(words)) / self._runs(words)
-
-    def _runs(self, words: Sequence[str]) -> int:
-        """The number of runs of `ngram` words, at least 1: a passage that is too short shares 0 of 1."""
-        return max(1, len(words) - self.ngram + 1)
-
-    def _shared(self, words: Sequence[str]) -> Iterator[int]:
-        """The start of each run that is in an evaluation text.
+        """The share, from 0 to 1, of the passage's runs of `ngram` words that are in an evaluation text.
 
         A run of n words contains n - c + 1 clues of c words, so it contains exactly one of every (n - c + 1)th clue of
         the passage. Only if that clue is in an evaluation text are the runs that contain it looked up.
         """
-        n, c = self.ngram, _clue_words(self.ngram)
-        step = n - c + 1
+        words, n, c = words_of(passage), self.ngram, min(_CLUE_WORDS, self.ngram)
+        step, shared = n - c + 1, 0
         for clue in range(0, len(words) - c + 1, step):
             if " ".join(words[clue : clue + c]) in self.clues:
-                for begin in range(max(0, clue - step + 1), min(clue, len(words) - n) + 1):
-                    if run_hash(words[begin : begin + n]) in self.hashes:
-                        yield begin
+                runs = runs_of(words[max(0, clue - step + 1) : clue + n], n)
+                shared += sum(run_hash(run) in self.hashes for run in runs)
+        return shared / max(1, len(words) - n + 1)
 
 
 class Removals:
-    """Counts what decontamination removed, and lists it with one row per reason and title, for a manifest.
-
-    The counts are exact. The list has at most ten thousand rows, so memory and manifest do not grow with the corpus.
-    """
+    """Counts what decontamination removed, and lists it for a manifest; the list alone has at most 10,000 rows."""
 
     def __init__(self) -> None:
         self._passages: Counter[str] = Counter()
@@ -181,10 +165,7 @@ def normal_title(title: str) -> str:
 
 
 def read_decontamination(titles: Path | None, texts: Sequence[Path], ngram: int, max_overlap: float) -> Decontamination:
-    """The decontamination by a file of forbidden titles and by evaluation texts.
-
-    Raises what `Decontamination.of` raises, CorpusError or TextError if a file cannot be read.
-    """
+    """Return the decontamination by files; raises what `Decontamination.of` raises, CorpusError or TextError."""
     return Decontamination.of(
         titles=[] if titles is None else read_titles(titles),
         texts=[read_text(path) for path in texts],
@@ -194,31 +175,16 @@ def read_decontamination(titles: Path | None, texts: Sequence[Path], ngram: int,
 
 
 def read_titles(path: Path) -> list[str]:
-    """Forbidden titles from a file, one per line.
-
-    Raises CorpusError if the file is missing, not UTF-8, or has no titles.
-    """
+    """Return forbidden titles from a file, one per line; CorpusError if there are none."""
     return read_lines(path, "titles", normal_title)
 
 
 def read_lines(path: Path, what: str, normal: Callable[[str], str] = str.strip) -> list[str]:
-    """The lines of a file that are not empty after `normal`; `what` names them in messages.
-
-    Raises CorpusError if the file is missing, not UTF-8, or has no such lines.
-    """
+    """Return the lines of a file that are not empty after `normal`; CorpusError, naming `what`, if there are none."""
     lines = [line for line in read_utf8(path).splitlines() if normal(line)]
     if not lines:
         raise CorpusError(f"{path} holds no {what}; write one per line.")
     return lines
-
-
-def _add_runs(text: str, ngram: int, hashes: set[int], clues: set[str]) -> int:
-    """Add the runs and the clues of an evaluation text; return its number of words."""
-    words = words_of(text)
-    c = _clue_words(ngram)
-    hashes.update(run_hash(words[i : i + ngram]) for i in range(len(words) - ngram + 1))
-    clues.update(" ".join(words[i : i + c]) for i in range(len(words) - c + 1))
-    return len(words)
 
 
 def words_of(text: str) -> list[str]:
@@ -226,10 +192,11 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def _clue_words(ngram: int) -> int:
-    return min(_CLUE_WORDS, ngram)
+def runs_of(words: Sequence[str], length: int) -> Iterator[str]:
+    """The runs of so many words in a row."""
+    return (" ".join(words[begin : begin + length]) for begin in range(len(words) - length + 1))
 
 
-def run_hash(words: Sequence[str]) -> int:
+def run_hash(run: str) -> int:
     """A 64-bit hash of a run of words, the same in every process."""
-    return int.from_bytes(blake2b(" ".join(words).encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(run.encode(), digest_size=8).digest(), "little")

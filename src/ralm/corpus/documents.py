@@ -210,11 +210,14 @@ class DocumentBuilder:
             f"{where} has no field {self.fields.text!r}; its fields are {some_names([*names])}.{_NAME_ADVICE}"
         )
 
-    def broken_line(self, error: CorpusError) -> None:
-        """Count a broken line, or raise its error."""
-        if not self.skip_bad:
-            raise error
+    def __enter__(self) -> None:
+        """Begin a block for one line, object or page; with `skip_bad` it is counted as broken if it is."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not self.skip_bad or not isinstance(error, CorpusError):
+            return False
         self.skipped.add(BROKEN_LINES, without_advice(error))
+        return True
 
     def no_json(self, name: str, kind: str) -> None:
         """Count a field of metadata with values that JSON cannot hold, once."""

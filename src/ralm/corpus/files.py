@@ -65,44 +65,40 @@ def open_file(path: FilePath, error: type[InputError] = CorpusError) -> Iterator
         raise error(f"{path} cannot be read: {cause.strerror or cause}.") from None
 
 
-def read_bytes(path: Path, error: type[InputError] = CorpusError) -> bytes:
-    """The content of a file; raises `error` if it cannot be read."""
-    with open_file(path, error) as stream:
-        return stream.read()
-
-
 def read_text(path: Path) -> str:
-    """A text to evaluate, exactly as in the file (line ends included), without a leading byte order mark.
-
-    Raises TextError if the file is missing, unreadable, empty or not UTF-8.
-    """
+    """Return a text to evaluate, as in the file but for a byte order mark; TextError if it is unreadable or empty."""
     text = read_utf8(path, TextError)
     if not text.strip():
         raise TextError(f"{path} is empty.")
     return text
 
 
-def text_pieces(stream: BinaryIO | gzip.GzipFile, where: str, size: int) -> Iterator[str]:
-    """The text of a stream of UTF-8 in pieces of about `size` bytes, without a byte order mark; no character is cut."""
+def text_pieces(path: FilePath, size: int) -> Iterator[str]:
+    """The text of a file in pieces of about `size` bytes, without a byte order mark; no character is cut."""
     offset, rest, block = 0, b"", b"-"
-    while block:
-        block = stream.read(size)
-        content = rest + block
-        text, used = _decode_complete(content, where, CorpusError, offset=offset, final=not block)
-        yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
-        offset, rest = offset + used, content[used:]
+    with unpacked(path) as stream:
+        while block:
+            block = stream.read(size)
+            content = rest + block
+            text, used = _decode_complete(content, str(path), CorpusError, offset=offset, final=not block)
+            yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
+            offset, rest = offset + used, content[used:]
 
 
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
     """The content of a file as text, without a byte order mark; raises `error` if it is unreadable or not UTF-8."""
-    return decode(read_bytes(path, error), str(path), error).removeprefix(BYTE_ORDER_MARK)
+    with open_file(path, error) as stream:
+        content = stream.read()
+    return decode(content, str(path), error).removeprefix(BYTE_ORDER_MARK)
+
+
+def whole_text(path: FilePath, error: type[InputError] = CorpusError) -> str:
+    """Return the same of a file that may be gzipped; CorpusError if it is empty or too large, too."""
+    return decode(content_of(path), str(path), error).removeprefix(BYTE_ORDER_MARK)
 
 
 def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *, offset: int = 0) -> str:
-    """Decode bytes as UTF-8, with line ends unchanged.
-
-    `where` names the file in the message of `error`; `offset` is the byte of the file at which `content` begins.
-    """
+    """Decode bytes of the file `where` as UTF-8, with line ends unchanged; `offset` is the byte where they begin."""
     return _decode_complete(content, where, error, offset=offset, final=True)[0]
 
 
@@ -146,19 +142,14 @@ class File:
     """A file with documents.
 
     `id`: the id of a document that is the whole file. `prefix`: comes before the number of a record without an id.
-    `dataset`: the name of the dataset, if it is one and no file. `read_as`: the suffix of another format to read it as.
+    `dataset`: the name of the dataset, if it is one and no file. `suffix`: that of the format by which it is read.
     """
 
     path: FilePath
     id: str
     prefix: str = ""
     dataset: str | None = None
-    read_as: str = ""
-
-    @property
-    def suffix(self) -> str:
-        """The suffix by which it is read: that of its name in lower case, without .gz, unless `read_as` is set."""
-        return self.read_as or suffix_of(self.path.name)
+    suffix: str = ""
 
     @property
     def title(self) -> str:

@@ -92,34 +92,42 @@ class FileSelection:
                 raise UsageError(f"`read_as` must be like .log=.txt, with one of {', '.join(SUFFIXES)}, not {one!r}.")
 
     def suffix(self, name: str, path: Path | None = None) -> str:
-        """The suffix by which a file with this name is read, without .gz; that of no known kind if it is not read. If
-        it has none, the content of the file at `path` decides."""
+        """Return the suffix by which a file with this name is read, without .gz; empty if it is not read. Without a
+        suffix, the content of the file at `path` decides."""
         own = files.suffix_of(name)
-        found = dict(one.lower().split("=") for one in self.read_as).get(own, own)
-        return files.kind_of_content(path) if not found and path is not None and "." not in name else found
-
-
-def is_read(name: str, suffix: str) -> bool:
-    """Whether a file with this name is read by this suffix: it is of a known format, and packed only if it may be."""
-    return is_known(f"file{suffix}{files.GZIP if name.lower().endswith(files.GZIP) else ''}")
+        suffix = dict(one.lower().split("=") for one in self.read_as).get(own, own)
+        if not suffix and path is not None and "." not in name:
+            suffix = files.kind_of_content(path)
+        return suffix if is_known(suffix, gzipped=name.lower().endswith(files.GZIP)) else ""
 
 
 ALL_FILES: Final = FileSelection()
 
 
-class _Patterns:
-    """The patterns of a selection, for one folder, and those that no file has matched yet."""
+class _Choice:
+    """Chooses files of a folder by a selection, and counts those that it leaves out."""
 
-    def __init__(self, selection: FileSelection) -> None:
+    def __init__(self, selection: FileSelection, skipped: documents.Skipped) -> None:
+        self._selection = selection
+        self._skipped = skipped
         self._include = {one: _spec([one]) for one in selection.include}
         self._exclude = _spec(selection.exclude)
         self._unmatched = {*selection.include}
 
-    def choose(self, path: str) -> bool:
-        """Whether they choose a file, given its path below the folder."""
-        matched = {pattern for pattern, spec in self._include.items() if spec.match_file(path)}
+    def suffix(self, path: str, below: str, *, is_empty: bool, content: Path | None = None) -> str:
+        """Return the suffix by which to read a file, which is at `below` in the folder; empty if it is left out."""
+        matched = {pattern for pattern, spec in self._include.items() if spec.match_file(below)}
         self._unmatched -= matched
-        return bool(matched or not self._include) and not self._exclude.match_file(path)
+        name = os.path.basename(below)  # noqa: PTH119  (of a million names)
+        if (self._include and not matched) or self._exclude.match_file(below):
+            self._skipped.add(documents.NOT_CHOSEN, path)
+        elif not (suffix := self._selection.suffix(name, content)):
+            self._skipped.add_unknown(path, files.suffix_of(name))
+        elif is_empty:
+            self._skipped.add(documents.EMPTY_FILES, path)
+        else:
+            return suffix
+        return ""
 
     def check(self, folder: str) -> None:
         """Raise CorpusError if a pattern matched no file."""
@@ -130,12 +138,10 @@ class _Patterns:
 def files_below(folder: str, skipped: documents.Skipped, selection: FileSelection = ALL_FILES) -> Iterator[Found]:
     """The files of known kinds and the saved datasets below a folder, in the order of their paths, part by part.
 
-    Links are followed, except links to folders that contain the link or that are read anyway. Counts in `skipped` the
-    links that lead to nothing new, hidden files and folders, empty files, files of unknown kinds, unreadable ones, and
-    those that `selection` leaves out. Raises CorpusError if the folder itself cannot be read, or a pattern matches no
-    file.
+    Links are followed, except links to folders that contain the link or that are read anyway. `skipped` counts what is
+    left out. Raises CorpusError if the folder itself cannot be read, or a pattern matches no file.
     """
-    walk = _Walk(folder, skipped, selection)
+    choice, walk = _Choice(selection, skipped), _Walk(folder, skipped)
     try:
         below = [_entries(folder)]
     except OSError as error:
@@ -147,7 +153,11 @@ def files_below(folder: str, skipped: documents.Skipped, selection: FileSelectio
         elif (status := walk.status(entry)) is None:
             continue
         elif not stat.S_ISDIR(status.st_mode):
-            if suffix := walk.reads_as(entry, status):
+            is_file, path = stat.S_ISREG(status.st_mode), entry.path.removeprefix(folder).lstrip(os.sep)
+            content = Path(entry.path) if is_file and status.st_size else None
+            is_empty = is_file and not status.st_size
+            suffix = choice.suffix(path_text(entry.path), path, is_empty=is_empty, content=content)
+            if suffix and entry.name != SAVED_SPLITS:
                 yield Found(entry.path, False, suffix)
         elif walk.enters(entry, status):
             if os.path.isfile(os.path.join(entry.path, SAVED_DATASET)):  # noqa: PTH113, PTH118  (of a million names)
@@ -157,7 +167,7 @@ def files_below(folder: str, skipped: documents.Skipped, selection: FileSelectio
                 below.append(_entries(entry.path))
             except OSError as error:
                 skipped.add(documents.BROKEN_FILES, f"{path_text(entry.path)} cannot be read: {error.strerror}")
-    walk.patterns.check(folder)
+    choice.check(folder)
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -166,12 +176,9 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 class _Walk:
-    """Decides which entries of folders are read, and counts those that are skipped."""
+    """Decides which entries of folders are looked at, and counts the others."""
 
-    def __init__(self, folder: str, skipped: documents.Skipped, selection: FileSelection) -> None:
-        self.patterns = _Patterns(selection)
-        self._folder = folder
-        self._selection = selection
+    def __init__(self, folder: str, skipped: documents.Skipped) -> None:
         self._root = os.path.realpath(folder)
         self._skipped = skipped
         self._seen = {_identity(Path(folder).stat())}
@@ -202,36 +209,24 @@ class _Walk:
         self._seen.add(_identity(status))
         return True
 
-    def reads_as(self, entry: os.DirEntry[str], status: os.stat_result) -> str:
-        """The suffix by which to read a file; empty if it is not read."""
-        if not self.patterns.choose(entry.path.removeprefix(self._folder).lstrip(os.sep)):
-            self._skipped.add(documents.NOT_CHOSEN, path_text(entry.path))
-            return ""
-        is_file = stat.S_ISREG(status.st_mode)
-        suffix = self._selection.suffix(entry.name, Path(entry.path) if is_file and status.st_size else None)
-        is_empty = is_file and status.st_size == 0
-        found = _is_read(entry.name, suffix, entry.path, self._skipped, is_empty=is_empty)
-        return suffix if found and entry.name != SAVED_SPLITS else ""
-
     def _why_not_followed(self, link: str) -> str:
-        target = os.path.realpath(link)
-        if _is_within(os.path.realpath(os.path.dirname(link)), target):  # noqa: PTH120
+        target, root = Path(os.path.realpath(link)), Path(self._root)
+        if Path(os.path.realpath(os.path.dirname(link))).is_relative_to(target):  # noqa: PTH120
             return "leads to a folder that contains it"
-        if not _is_within(target, self._root):
-            return ""
-        hidden = any(part.startswith(".") for part in Path(target).relative_to(self._root).parts)
-        return "" if hidden else "leads to a folder that is read anyway"
+        is_hidden = not target.is_relative_to(root) or any(part[0] == "." for part in target.relative_to(root).parts)
+        return "" if is_hidden else "leads to a folder that is read anyway"
 
 
 def files_behind_url(
     url: str, skipped: documents.Skipped, selection: FileSelection = ALL_FILES
-) -> Iterator[tuple[str, RemoteFile]]:
-    """The files of known kinds below a folder behind a URL, in the order of their paths, each with its path in it.
+) -> Iterator[tuple[str, RemoteFile, str]]:
+    """The files of known kinds below a folder behind a URL, in the order of their paths, each with its path in it and
+    the suffix by which it is read.
 
-    Counts in `skipped` the same as `files_below`; there are no links. Raises CorpusError if the folder cannot be
-    listed, or holds a dataset that `datasets` saved, or a pattern matches no file.
+    `skipped` counts what is left out; there are no links. Raises CorpusError if the folder cannot be listed, or holds a
+    dataset that `datasets` saved, or a pattern matches no file.
     """
-    patterns = _Patterns(selection)
+    choice = _Choice(selection, skipped)
     for path, file in remote_files_below(url):
         if any(part.startswith(".") for part in path.split("/")):
             skipped.add(documents.HIDDEN, path_text(str(file)))
@@ -239,26 +234,9 @@ def files_behind_url(
             raise CorpusError(
                 f"{file}: a dataset that `datasets` saved is read from a disk only; copy its folder there."
             )
-        elif not patterns.choose(path):
-            skipped.add(documents.NOT_CHOSEN, path_text(str(file)))
-        elif _is_read(file.name, selection.suffix(file.name), str(file), skipped, is_empty=file.size == 0):
-            yield path, file
-    patterns.check(url)
-
-
-def _is_read(name: str, suffix: str, path: str, skipped: documents.Skipped, *, is_empty: bool) -> bool:
-    """Whether a file is of a known kind and not empty; otherwise it is counted as skipped."""
-    if not is_read(name, suffix):
-        skipped.add_unknown(path_text(path), files.suffix_of(name))
-    elif is_empty:
-        skipped.add(documents.EMPTY_FILES, path_text(path))
-    else:
-        return True
-    return False
-
-
-def _is_within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+        elif suffix := choice.suffix(path_text(str(file)), path, is_empty=file.size == 0):
+            yield path, file, suffix
+    choice.check(url)
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

@@ -30,7 +30,6 @@ from ralm.corpus.folder import (
     Found,
     files_behind_url,
     files_below,
-    is_read,
 )
 from ralm.corpus.formats import SUFFIXES, arrow, document_reader
 from ralm.errors import CorpusError, RalmWarning
@@ -148,7 +147,8 @@ def read_documents(
     counted = Skipped() if skipped is None else skipped
     builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
     repeated = RepeatedIds()
-    found = [find_files(name, in_ids=source_in_ids, selection=selection, listing=counted.listing) for name in sources]
+    begins = [known_source(source, in_ids=source_in_ids).ids for source in sources]
+    found = [find_files(*named, selection, counted.listing) for named in zip(sources, begins, strict=True)]
     for number, source in enumerate(found):
         noted = source if table is None else source._replace(files=table.entering(number, source.files))
         for document in _documents_of(noted, builder):
@@ -212,63 +212,48 @@ def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipp
         skipped.add(EMPTY_FILES, path_text(str(path)))
 
 
-def find_files(
-    source: str,
-    *,
-    in_ids: bool,
-    begin: str | None = None,
-    selection: FileSelection = ALL_FILES,
-    listing: TextIO | None = None,
-) -> Source:
-    """The files and datasets of a source; with `in_ids`, ids begin with its name, or with `begin` if it is given.
-    `listing` gets what is skipped.
+def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES, listing: TextIO | None = None) -> Source:
+    """The files and datasets of a source, whose ids begin with `begin`; `listing` gets what is skipped.
 
     Raises CorpusError if there is no such source, MissingExtraError if a file in a folder needs a package that is not
     installed.
     """
-    skipped, path = Skipped(listing=listing), Path(source)
-    if is_url(source):
-        return _find_behind_url(source, source if in_ids else "", selection, skipped)
-    if begin is None:
-        begin = path_text(path) if in_ids else ""
+    skipped, path, prefix = Skipped(listing=listing), Path(source), f"{begin}:" if begin else ""
     if source.startswith(HUB_PREFIX):
-        dataset = File(path, source, f"{source}:" if in_ids else "", dataset=source.removeprefix(HUB_PREFIX))
+        dataset = File(path, source, prefix, dataset=source.removeprefix(HUB_PREFIX))
         return Source(source, iter([dataset]), False, skipped)
-    if not path.exists() and not path.is_symlink():
+    file: FilePath | None = path
+    if is_url(source):
+        file = remote_file(source)
+    elif not path.exists() and not path.is_symlink():
         raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
-    if not path.is_dir():
-        return Source(source, iter([_known_file(path, begin, selection)]), False, skipped)
-    if any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
-        dataset = File(path, begin, f"{begin}:" if begin else "", dataset=source)
-        return Source(source, iter([dataset]), False, skipped)
-    below = list(files_below(str(path), skipped, selection))
-    _check_extras({found.suffix for found in below if not found.is_dataset})
-    for found in [one for one in below if one.is_dataset][:1]:
-        arrow.check_datasets(found.path)
-    return Source(source, (_file_below(path, found, begin) for found in below), True, skipped)
+    elif any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
+        return Source(source, iter([File(path, begin, prefix, dataset=source)]), False, skipped)
+    elif path.is_dir():
+        file = None
+    if file is not None:
+        return Source(source, iter([_single_file(file, begin, prefix, selection)]), False, skipped)
+    if is_url(source):
+        behind = [
+            File(one, name, f"{name}:", suffix=suffix)
+            for below, one, suffix in files_behind_url(source, skipped, selection)
+            for name in ["/".join(filter(None, (begin, below)))]
+        ]
+        _check_extras({one.suffix for one in behind})
+        return Source(source, iter(behind), True, skipped)
+    found = list(files_below(source, skipped, selection))
+    _check_extras({one.suffix for one in found if not one.is_dataset})
+    for one in [one for one in found if one.is_dataset][:1]:
+        arrow.check_datasets(one.path)
+    return Source(source, (_file_below(path, one, begin) for one in found), True, skipped)
 
 
 def known_source(source: str, *, in_ids: bool) -> KnownSource:
-    """A source as an index records it, to be found again from any folder."""
+    """A source as an index records it, to be found again from any folder; with `in_ids`, ids begin with its name."""
     if is_url(source) or source.startswith(HUB_PREFIX):
         return KnownSource(name=source, path=source, ids=source if in_ids else "")
-    ids = path_text(Path(source)) if in_ids else ""
-    return KnownSource(name=path_text(source), path=str(Path(source).absolute()), ids=ids)
-
-
-def find_again(source: KnownSource, selection: FileSelection, listing: TextIO | None) -> Source:
-    """The files of a source that an index records; raises CorpusError as `find_files` does."""
-    return find_files(source.path, in_ids=bool(source.ids), begin=source.ids, selection=selection, listing=listing)
-
-
-def _find_behind_url(url: str, begin: str, selection: FileSelection, skipped: Skipped) -> Source:
-    file = remote_file(url)
-    if file is not None:
-        return Source(url, iter([_known_file(file, begin, selection)]), False, skipped)
-    behind = {"/".join(filter(None, (begin, path))): one for path, one in files_behind_url(url, skipped, selection)}
-    _check_extras({selection.suffix(one.name) for one in behind.values()})
-    files = (File(one, name, f"{name}:", read_as=selection.suffix(one.name)) for name, one in behind.items())
-    return Source(url, files, True, skipped)
+    name = path_text(source)
+    return KnownSource(name=name, path=str(Path(source).absolute()), ids=path_text(Path(source)) if in_ids else "")
 
 
 def _check_extras(suffixes: set[str]) -> None:
@@ -276,20 +261,19 @@ def _check_extras(suffixes: set[str]) -> None:
         document_reader(suffix)  # raises MissingExtraError
 
 
-def _known_file(path: FilePath, begin: str, selection: FileSelection) -> File:
+def _single_file(path: FilePath, begin: str, prefix: str, selection: FileSelection) -> File:
     suffix = selection.suffix(path.name, path if isinstance(path, Path) and path.is_file() else None)
-    if not is_read(path.name, suffix):
-        kinds = ", ".join(SUFFIXES)
+    if not suffix:
         other = "a folder of an object store" if isinstance(path, RemoteFile) else "a folder"
+        kinds = ", ".join(SUFFIXES)
         raise CorpusError(f"{path} is of an unknown type; give {other}, a file that ends in {kinds}, or hf:NAME.")
-    prefix = f"{begin}:" if begin else ""
-    return File(path, begin or path_text(path.name), prefix, read_as=suffix)
+    return File(path, begin or path_text(path.name), prefix, suffix=suffix)
 
 
 def _file_below(folder: Path, found: Found, begin: str) -> File:
     path = Path(found.path)
     name = path_text(Path(begin, path.relative_to(folder)).as_posix())
-    return File(path, name, f"{name}:", dataset=found.path if found.is_dataset else None, read_as=found.suffix)
+    return File(path, name, f"{name}:", dataset=found.path if found.is_dataset else None, suffix=found.suffix)
 
 
 def fingerprint_of(sources: Sequence[str]) -> str:
@@ -300,7 +284,7 @@ def fingerprint_of(sources: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for source in sources:
         digest.update(f"{source}\n".encode("utf-8", "surrogateescape"))
-        for file in find_files(source, in_ids=False).files:
+        for file in find_files(source, "").files:
             for path in paths_of(file):
                 digest.update(f"{path} {sha256_of(path)}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

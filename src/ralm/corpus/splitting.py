@@ -4,22 +4,23 @@ A passage is a slice of its document without white space at its ends. Those of w
 white space is lost between them.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
+
+import numpy as np
 
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals
 from ralm.corpus.structure import Piece, runs_of_words, split_by_sentences, split_by_structure
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
-from ralm.protocols import Tokenizer
-from ralm.records import Document, IntArray, Passage
+from ralm.protocols import FullTokenizer
+from ralm.records import Document, Passage
 
-_HALF_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 BELOW: Final = " > "
 """Between the title of a document and the headings that a passage stands under."""
 _MAX_TITLE: Final = 4096  # characters; every passage repeats it
-_TOKENS_A_CHARACTER: Final = 4  # a character has at most four bytes, and a token at least one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class Splitting:
             raise UsageError(f"`overlap_words` must be below `words`, {self.words}, not {self.overlap_words}.")
 
 
-def split_document(document: Document, splitting: Splitting, tokenizer: Tokenizer | None = None) -> Iterator[Piece]:
+def split_document(document: Document, splitting: Splitting, tokenizer: FullTokenizer | None = None) -> Iterator[Piece]:
     """The passages of a document in order; `tokenizer` is needed if passages are measured in tokens."""
     if splitting.split == "structure":
         return split_by_structure(document.text, document.headings, splitting.words, splitting.overlap_words)
@@ -87,59 +88,24 @@ def split_by_words(text: str, words: int) -> Iterator[str]:
     return (match.group() for match in runs_of_words(words).finditer(text))
 
 
-def split_by_model_tokens(text: str, tokenizer: Tokenizer, tokens: int) -> Iterator[str]:
-    """Slices of at most `tokens` tokens; a character of several tokens is never split.
-
-    A single character of more than `tokens` tokens is a passage of its own. The slices come from the text itself, even
-    if decoding changes white space. If decoding changes more (case, accents), the passages are the decoded text.
-    """
-    ids = tokenizer.encode(text)
-    begin = position = 0
-    while begin < len(ids):
-        end, decoded = _whole_characters(ids, begin, min(begin + tokens, len(ids)), tokenizer)
-        piece, position = _slice_of(text, position, decoded)
-        if piece:
+def split_by_model_tokens(text: str, tokenizer: FullTokenizer, tokens: int) -> Iterator[str]:
+    """Slices of at most `tokens` tokens; a character of several tokens is never split, even if it has more."""
+    _, spans_N2 = tokenizer.encode_with_spans(text)
+    ends = [*(np.flatnonzero(spans_N2[1:, 0] >= spans_N2[:-1, 1]) + 1).tolist(), len(spans_N2)]
+    begin = 0
+    while begin < len(spans_N2):
+        place = bisect_right(ends, begin + tokens) - 1
+        end = ends[place] if place >= 0 and ends[place] > begin else ends[place + 1]
+        if piece := text[spans_N2[begin, 0] : spans_N2[end - 1, 1]].strip():
             yield piece
         begin = end
-
-
-def _whole_characters(ids: IntArray, begin: int, end: int, tokenizer: Tokenizer) -> tuple[int, str]:
-    """The place nearest to `end`, preferably before it, that does not split a character; and the text up to it.
-
-    It is `end` itself if there is none within a character's length: then the text itself has a replacement character.
-    """
-    earlier = range(end, max(begin, end - _TOKENS_A_CHARACTER), -1)
-    later = range(end + 1, min(len(ids), end + _TOKENS_A_CHARACTER) + 1)
-    for candidate in (*earlier, *later):
-        decoded = tokenizer.decode(ids[begin:candidate])
-        if candidate == len(ids) or not decoded.endswith(_HALF_CHARACTER):
-            return candidate, decoded
-    return end, tokenizer.decode(ids[begin:end])
-
-
-def _slice_of(text: str, position: int, decoded: str) -> tuple[str, int]:
-    """The slice of `text` from `position` that equals `decoded` except for white space, stripped; and where it ends.
-
-    If the text differs there: `decoded` itself, stripped, and the same position.
-    """
-    if text.startswith(decoded, position):
-        return decoded.strip(), position + len(decoded)
-    letters = "".join(decoded.split())
-    end = position
-    for letter in letters:
-        while end < len(text) and text[end].isspace():
-            end += 1
-        if end == len(text) or text[end] != letter:
-            return decoded.strip(), position
-        end += 1
-    return text[position:end].strip(), end
 
 
 def make_passages(
     documents: Iterable[Document],
     splitting: Splitting | None = None,
     *,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: FullTokenizer | None = None,
     decontamination: Decontamination | None = None,
     removals: Removals | None = None,
 ) -> Iterator[Passage]:
@@ -154,11 +120,8 @@ def make_passages(
     for document in documents:
         pieces = split_document(document, splitting, tokenizer)
         for text, path in _allowed(document, pieces, decontamination, removals):
-            title = (
-                BELOW.join([document.title, *(one for one in path if one.casefold() != document.title.casefold())])
-                if path
-                else document.title
-            )
+            under = (heading for heading in path if heading.casefold() != document.title.casefold())
+            title = BELOW.join((document.title, *under))
             yield Passage(number, document.id, title[:_MAX_TITLE], text, metadata=document.metadata)
             number += 1
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from ralm.errors import MissingExtraError
+from ralm.errors import extra
 from ralm.records import Heading
 
 _BLANK: Final = re.compile(r"\n[^\S\n]*\n\s*")
@@ -236,10 +236,8 @@ def _lines(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
 
 def _sentences(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
     """The sentences of a paragraph."""
-    try:
+    with extra("files", "sentences need", ("sentencex",)):
         from sentencex import get_sentence_boundaries
-    except ModuleNotFoundError:
-        raise MissingExtraError("sentences need the package sentencex: pip install 'ralm[files]'.") from None
     at, size = begin, _SENTENCES
     while at < end:
         ends = [at + one["end_index"] for one in get_sentence_boundaries("en", text[at : min(end, at + size)])]

@@ -46,7 +46,7 @@ def read_topics(path: Path | str) -> dict[str, str]:
     if files.suffix_of(path.name) == ".jsonl":
         rows = _json_topics(path)
     else:
-        text = files.decode(files.content_of(path), str(path), InputError).removeprefix(files.BYTE_ORDER_MARK)
+        text = files.whole_text(path, InputError)
         tagged = _TOPIC.findall(text) or _DOCUMENT_TOPIC.findall(text)
         rows = ((str(path), *topic) for topic in tagged) if tagged else _table_topics(path)
     texts: dict[str, str] = {}

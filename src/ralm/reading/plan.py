@@ -90,7 +90,7 @@ class PlanOptions:
         int,
         Option(
             "Number of tokens in a block of blocked windows.",
-            needs=Needs.value("windows", "blocked"),
+            needs=Needs('`windows="blocked"`', lambda plan: plan.windows == "blocked"),
         ),
     ] = 256
     bos: BosOption = "auto"

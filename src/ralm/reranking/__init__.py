@@ -21,7 +21,7 @@ from ralm.reranking.lexical import Lexical
 from ralm.reranking.oracle import CANDIDATES_KEY, Oracle
 from ralm.reranking.predictive import CrossEncoder, Predictive, load_cross_encoder
 from ralm.reranking.random import RandomChoice
-from ralm.reranking.zero_shot import ZeroShot
+from ralm.reranking.zero_shot import Ranking, ZeroShot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,26 +30,10 @@ class RetrieverOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZeroShotOptions:
+class ZeroShotOptions(Ranking):
     """`ZeroShot`, with the name of its model. Raises UsageError if a value is out of range."""
 
-    candidates: Annotated[int, CANDIDATES_KEY] = 16
-    tokens: Annotated[int, Option("Last tokens of the prefix to rank by.")] = 16
-    decay: Annotated[
-        float | None,
-        Option(
-            "A token j places before the end of the prefix has the weight exp(-j / this).",
-            above=True,
-            default_text="all the same",
-        ),
-    ] = None
-    rank_weight: Annotated[
-        float, Option("Subtract this times the logarithm of the retriever's rank, in nats.", minimum=0)
-    ] = 0.0
     lm: Annotated[str | None, Option("Model to rank with.", default_text="the reading model", private=True)] = None
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,20 +6,42 @@ with y' the last s' tokens of the prefix, and x' the tokens before them. Beyond 
 more, and the retriever's rank may count too.
 """
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.options import Option, check_options
 from ralm.protocols import LanguageModel, Rows
 from ralm.records import FloatArray, Hits, Passages
-from ralm.reranking.oracle import best_hits, contested
-from ralm.validation import check_count, check_number
+from ralm.reranking.oracle import CANDIDATES_KEY, best_hits, contested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZeroShot:
+class Ranking:
+    """How many passages are ranked, by which tokens. Raises UsageError if a value is out of range."""
+
+    candidates: Annotated[int, CANDIDATES_KEY] = 16
+    tokens: Annotated[int, Option("Last tokens of the prefix to rank by.")] = 16
+    decay: Annotated[
+        float | None,
+        Option(
+            "A token j places before the end of the prefix has the weight exp(-j / this).",
+            above=True,
+            default_text="all the same",
+        ),
+    ] = None
+    rank_weight: Annotated[
+        float, Option("Subtract this times the logarithm of the retriever's rank, in nats.", minimum=0)
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroShot(Ranking):
     """Chooses the passage after which the end of the prefix is most likely (In-Context RALM, Eq. 6).
 
     The end is the last `tokens` tokens, with the paper's 16 tokens and 16 `candidates`. `model` ranks; by default the
@@ -28,18 +50,7 @@ class ZeroShot:
     out of range.
     """
 
-    candidates: int = 16
-    tokens: int = 16
-    decay: float | None = None
-    rank_weight: float = 0.0
     model: LanguageModel | None = None
-
-    def __post_init__(self) -> None:
-        check_count("candidates", self.candidates)
-        check_count("tokens", self.tokens)
-        check_number("rank_weight", self.rank_weight, minimum=0, maximum=math.inf)
-        if self.decay is not None:
-            check_number("decay", self.decay, minimum=0, maximum=math.inf, above=True)
 
     @property
     def config(self) -> dict[str, JsonValue]:

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from pydantic import JsonValue
 
-from ralm.corpus.decontamination import words_of
+from ralm.corpus.decontamination import runs_of, words_of
 from ralm.protocols import Retriever
 from ralm.records import BoolArray, Hits, Passages
 from ralm.retrieval.allowed import fetch_deeper, narrowed
@@ -71,7 +71,7 @@ class Distinct:
 def _shingles(text: str) -> frozenset[str]:
     """The runs of words of a text; a shorter text is one run."""
     words = words_of(text)
-    return frozenset(" ".join(words[place : place + _SHINGLE]) for place in range(max(1, len(words) - _SHINGLE + 1)))
+    return frozenset(runs_of(words, min(_SHINGLE, len(words))))
 
 
 def _similarity(one: frozenset[str], other: frozenset[str]) -> float:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.records import BoolArray, Hits, IntArray
-from ralm.validation import check_count, check_seed
+from ralm.validation import MAX_SEED, check_count
 
 _DRAWS_AT_A_TIME: Final = 1 << 22
 _SPARE: Final = 8
@@ -32,7 +32,7 @@ class RandomRetriever:
     """
 
     def __init__(self, passages: int | IntArray, seed: int = 0) -> None:
-        check_seed("seed", seed)
+        check_count("seed", seed, minimum=0, maximum=MAX_SEED)
         self._numbers = None if isinstance(passages, int) else np.asarray(passages, dtype=np.int64)
         self._count = passages if isinstance(passages, int) else len(passages)
         self._seed = seed

@@ -75,7 +75,8 @@ def read_retrieval_file(path: Path | str) -> list[RetrievedStride]:
     if not path.exists():
         raise InputError(f"{path} does not exist; `ralm retrieve` writes such a file.")
     try:
-        strides = _FILE.validate_json(files.read_bytes(path, InputError))
+        with files.open_file(path, InputError) as stream:
+            strides = _FILE.validate_json(stream.read())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the top"

@@ -27,7 +27,7 @@ from ralm.corpus.file_table import (
 )
 from ralm.corpus.files import File
 from ralm.corpus.folder import HUB_PREFIX, FileSelection
-from ralm.corpus.sources import Source, documents_of_files, find_again, known_source
+from ralm.corpus.sources import Source, documents_of_files, find_files, known_source
 from ralm.errors import CorpusError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import Document, Passage
@@ -252,8 +252,9 @@ def _compare(
         had = any(source == number for source, _ in table.entries)
         is_local = not (is_url(known.path) or known.path.startswith(HUB_PREFIX))
         is_gone = is_local and number < recorded and not Path(known.path).exists()
-        listing = builder.skipped.listing
-        source = Source(known.name, iter(()), True, Skipped()) if is_gone else find_again(known, selection, listing)
+        source = Source(known.name, iter(()), True, Skipped())
+        if not is_gone:
+            source = find_files(known.path, known.ids, selection, builder.skipped.listing)
         files = list(source.files)
         if had and not files and not allow_missing:
             raise CorpusError(

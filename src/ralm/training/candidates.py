@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.decontamination import NGRAM, run_hash, words_of
+from ralm.corpus.decontamination import NGRAM, run_hash, runs_of, words_of
 from ralm.corpus.documents import Fields
 from ralm.corpus.sources import read_documents
 from ralm.errors import UsageError
@@ -60,9 +60,7 @@ def find_candidates(
                 f"passage {number} has no document id, so passages of an example's own document cannot be skipped: "
                 "build the index with ids, or give `exclude=False` if the training text is not in the index."
             )
-        words = words_of(passage.contents)
-        runs = frozenset(run_hash(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1))
-        return passage.document_id, runs
+        return passage.document_id, frozenset(map(run_hash, runs_of(words_of(passage.contents), NGRAM)))
 
     def is_allowed(example: Example, number: int) -> bool:
         document_id, runs = read(number)

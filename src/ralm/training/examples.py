@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import JsonValue
 
-from ralm.corpus.decontamination import NGRAM, run_hash
+from ralm.corpus.decontamination import NGRAM, run_hash, runs_of
 from ralm.corpus.documents import Fields
 from ralm.corpus.sources import fingerprint_of
 from ralm.errors import TextError
@@ -191,5 +191,4 @@ def _runs(text: str, begin: int, end: int) -> Sequence[int]:
     inside = [i for i, one in enumerate(found) if one.start() + first < end and one.end() + first > begin]
     if not inside:
         return ()
-    starts = range(max(0, inside[0] - NGRAM + 1), min(inside[-1], len(words) - NGRAM) + 1)
-    return [run_hash(words[start : start + NGRAM]) for start in starts]
+    return [*map(run_hash, runs_of(words[max(0, inside[0] - NGRAM + 1) : inside[-1] + NGRAM], NGRAM))]

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Final, NamedTuple, TypeAlias
 
 from ralm.corpus.documents import DocumentBuilder
-from ralm.corpus.files import GZIP, File, suffix_of
+from ralm.corpus.files import File
 from ralm.errors import MissingExtraError
 from ralm.records import Document
 
@@ -39,7 +39,7 @@ _FORMATS: Final = (
     _Format((".docx",), "docx", "docx_documents", gzip=False, package=("lxml", "lxml")),
     _Format((".xlsx",), "office", "sheet_documents", gzip=False, package=("openpyxl", "openpyxl")),
     _Format((".pptx",), "office", "slide_documents", gzip=False, package=("python-pptx", "pptx")),
-    _Format((".ipynb",), "notebook", "notebook_documents"),
+    _Format((".ipynb",), "text", "notebook_documents"),
     _Format((".eml",), "mail", "mail_documents", package=("turbohtml", "turbohtml")),
 )
 _BY_SUFFIX: Final = {suffix: form for form in _FORMATS for suffix in form.suffixes}
@@ -47,10 +47,10 @@ SUFFIXES: Final = tuple(_BY_SUFFIX)
 """The suffixes of all known formats. Most may be followed by .gz."""
 
 
-def is_known(name: str) -> bool:
-    """Whether a file with this name is of a known format, and gzipped only if its format may be."""
-    found = _BY_SUFFIX.get(suffix_of(name))
-    return found is not None and (found.gzip or not name.lower().endswith(GZIP))
+def is_known(suffix: str, *, gzipped: bool) -> bool:
+    """Whether a suffix is that of a known format, which may be gzipped if `gzipped`."""
+    form = _BY_SUFFIX.get(suffix)
+    return form is not None and (form.gzip or not gzipped)
 
 
 def document_reader(suffix: str) -> DocumentReader:

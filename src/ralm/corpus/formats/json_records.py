@@ -27,15 +27,10 @@ _CUT_STRING: Final = "Unterminated string"
 def jsonl_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """One document per line, each a JSON object; blank lines are ignored."""
     for number, offset, line in files.lines_of(file.path):
-        if not line.strip():
-            continue
         where = f"{file.path}, line {number}"
-        try:
-            document = builder.document(record_of_line(line, where, offset), where, f"{file.prefix}{number}")
-        except CorpusError as error:
-            builder.broken_line(error)
-            continue
-        yield document
+        with builder:
+            if line.strip():
+                yield builder.document(record_of_line(line, where, offset), where, f"{file.prefix}{number}")
 
 
 def json_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
@@ -45,12 +40,8 @@ def json_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
     """
     for number, (value, text) in enumerate(_values(_JsonText(file.path)), 1):
         where = f"{file.path}, object {number}"
-        try:
-            document = builder.document(_record(value, text, where), where, f"{file.prefix}{number}")
-        except CorpusError as error:
-            builder.broken_line(error)
-            continue
-        yield document
+        with builder:
+            yield builder.document(_record(value, text, where), where, f"{file.prefix}{number}")
 
 
 def records_of_lines(path: FilePath) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -62,10 +53,7 @@ def records_of_lines(path: FilePath) -> Iterator[tuple[str, Mapping[str, object]
 
 
 def record_of_line(line: bytes, where: str, offset: int) -> Mapping[str, object]:
-    """The object on a line of JSON Lines that begins at byte `offset`.
-
-    Raises CorpusError, naming `where`, if the line is not an object.
-    """
+    """The object on a line of JSON Lines that begins at byte `offset`; CorpusError, naming `where`, if it is none."""
     text = files.decode(line, where, offset=offset)
     try:
         value = json.loads(text)
@@ -104,19 +92,15 @@ class _JsonText:
     def __init__(self, path: FilePath) -> None:
         self.path = path
         self.held = ""
-        self.at = 0
-        self._pieces = _pieces(path)
-        self._gone = 0
+        self.at = self._gone = 0
+        self._pieces = filter(None, files.text_pieces(path, _PIECE))
 
     def next(self) -> str:
         """The next character that is not white space; empty at the end."""
         while True:
-            space = _SPACE.match(self.held, self.at)
-            self.at = space.end() if space else self.at
-            if self.at < len(self.held):
-                return self.held[self.at]
-            if not self._read_more():
-                return ""
+            self.at = _SPACE.match(self.held, self.at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            if self.at < len(self.held) or not self._read_more():
+                return self.held[self.at : self.at + 1]
 
     def value(self) -> tuple[object, str]:
         """The JSON value that begins here, and its text."""
@@ -178,9 +162,3 @@ def _values(text: _JsonText) -> Iterator[tuple[object, str]]:
     text.at += 1
     if text.next():
         text.wrong("Extra data", text.at)
-
-
-def _pieces(path: FilePath) -> Iterator[str]:
-    """The text of a file in pieces that are not empty."""
-    with files.unpacked(path) as stream:
-        yield from filter(None, files.text_pieces(stream, str(path), _PIECE))

@@ -44,16 +44,13 @@ def pdf_documents(file: files.File, builder: documents.DocumentBuilder) -> Itera
         found = False
         blank: list[int] = []
         for page in range(1, pages + 1):
-            try:
-                with _errors(f"{file.path}, page {page} cannot be read"):
-                    text = _valid(reader.pages[page - 1].extract_text()).strip()
-            except CorpusError as error:
-                builder.broken_line(error)
-                continue
+            text = None
+            with builder, _errors(f"{file.path}, page {page} cannot be read"):
+                text = _valid(reader.pages[page - 1].extract_text()).strip()
             if text:
                 found = True
                 yield builder.whole(file.id, title, text, {"page": page}, _headings(text, page, outline))
-            else:
+            elif text is not None:
                 blank.append(page)
         if not found:
             raise CorpusError(f"{file.path} has no text on any page; if it is scanned, run OCR on it.")

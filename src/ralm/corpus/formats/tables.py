@@ -53,17 +53,13 @@ def _documents(
     expected = some_names(columns)
     for line, row in rows:
         where = f"{file.path}, line {line}"
-        try:
+        with builder:
             if not min(2, len(columns)) <= len(row) <= len(columns):
                 raise CorpusError(
                     f"{where} has {len(row)} {_SEPARATORS[separator]}-separated fields where {expected} are "
                     f"expected.{SKIP_ADVICE}"
                 )
-            document = builder.document(dict(zip(columns, row, strict=False)), where, f"{file.prefix}{line}")
-        except CorpusError as error:
-            builder.broken_line(error)
-            continue
-        yield document
+            yield builder.document(dict(zip(columns, row, strict=False)), where, f"{file.prefix}{line}")
 
 
 def _rows(path: FilePath, separator: str, builder: DocumentBuilder) -> Iterator[tuple[int, list[str]]]:
@@ -82,10 +78,11 @@ def _rows(path: FilePath, separator: str, builder: DocumentBuilder) -> Iterator[
             last = rows.line_num
             lines = f"line {number} is" if last == number else f"lines {number} to {last} are"
             message = f"{lines} not quoted like CSV ({error}): a quote within quotes must be doubled.{SKIP_ADVICE}"
-            builder.broken_line(CorpusError(f"{path}, {message}"))
-            continue
-        if row:
-            yield number, row
+            with builder:
+                raise CorpusError(f"{path}, {message}") from None
+        else:
+            if row:
+                yield number, row
 
 
 def next_row(rows: Iterator[list[str]]) -> list[str]:
@@ -100,9 +97,7 @@ def next_row(rows: Iterator[list[str]]) -> list[str]:
 def _decoded_lines(path: FilePath, builder: DocumentBuilder) -> Iterator[str]:
     """The lines of a file as text; a skipped line that is not UTF-8 becomes blank."""
     for number, offset, line in lines_of(path):
-        try:
+        text = "\n"
+        with builder:
             text = decode(line, f"{path}, line {number}", offset=offset)
-        except CorpusError as error:
-            builder.broken_line(error)
-            text = "\n"
         yield text

@@ -1,5 +1,6 @@
-"""Reads text, Markdown, reStructuredText and YAML: a file is a document."""
+"""Reads text, Markdown, reStructuredText, YAML and Jupyter notebooks: a file is a document."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -8,6 +9,7 @@ import yaml
 
 from ralm.corpus import documents, files
 from ralm.corpus.structure import find_headings
+from ralm.errors import CorpusError
 from ralm.records import Document
 
 _MARKDOWN: Final = (".md", ".markdown")
@@ -18,7 +20,7 @@ _FRONT_MATTER: Final = re.compile(r"---[^\S\n]*\n(.{,65536}?\n)(?:---|\.\.\.)[^\
 def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """The whole file as a document. Its title is that of its front matter, else its first heading, else the file name;
     the other fields of the front matter are metadata."""
-    text = files.decode(files.content_of(file.path), str(file.path)).removeprefix(files.BYTE_ORDER_MARK)
+    text = files.whole_text(file.path)
     matter, text = split_front_matter(text) if file.suffix in _MARKDOWN else ({}, text)
     has_headings = file.suffix in (*_MARKDOWN, ".rst")
     headings = [*find_headings(text, rst=file.suffix == ".rst")] if has_headings else []
@@ -28,6 +30,19 @@ def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
         marked = (one for one in headings if one.level == 1 or text.startswith("#", one.begin))  # not by a rule below
         title = next((one.title for one in marked if one.begin < top), file.title)
     yield builder.whole(file.id, title, text, matter, headings)
+
+
+def notebook_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
+    """The cells of a notebook in order, with code between fences, without what they print; its title is its first
+    heading or the file name. Raises CorpusError if the file is no notebook."""
+    content = files.whole_text(file.path)
+    try:
+        notebook: Any = json.loads(content)
+        cells = [(one["cell_type"], "".join(one["source"]).strip()) for one in notebook["cells"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CorpusError(f"{file.path} is not a Jupyter notebook of format 4, or damaged.") from None
+    text = "\n\n".join(f"```\n{source}\n```" if kind == "code" else source for kind, source in cells if source)
+    yield builder.markdown(file, "", text)
 
 
 def split_front_matter(text: str) -> tuple[dict[str, Any], str]:

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
-from ralm.environment import installed_version
-from ralm.errors import ChatError, ModelError
+from ralm.errors import ChatError, ModelError, installed_version
 from ralm.lm.local.loading import first_line
 from ralm.lm.tokenizer import Span
 from ralm.records import Message

@@ -16,8 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from ralm.environment import warn_of_mismatch
-from ralm.errors import ModelError
+from ralm.errors import ModelError, warn_of_mismatch
 from ralm.lm.local.loading import first_line
 
 CAUSAL_BLOCKS: Final = "ralm_causal_blocks"

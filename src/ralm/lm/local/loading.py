@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
-from ralm.environment import installed_version
-from ralm.errors import MissingExtraError, ModelError, RalmError, UsageError, extra
+from ralm.errors import MissingExtraError, ModelError, RalmError, UsageError, extra, installed_version
 from ralm.lm import is_gguf
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ralm.environment import deprecations_shown, warn_of_mismatch
-from ralm.errors import ModelError
+from ralm.errors import ModelError, warn_of_mismatch
 from ralm.lm.local import continuation, engine, loading
 from ralm.lm.local.continuation import LocalDecoder
 from ralm.lm.local.states import SeparateStateDecoder, StateDecoder
@@ -92,8 +91,7 @@ def can_cache_rows(logits: engine.TargetLogits, max_length: int) -> bool:
     Texts that grow, change, are scored, and have different lengths are tried. The results differ for models that keep
     another kind of state, such as state-space models, or that count positions by columns.
     """
-    with deprecations_shown("transformers"):
-        return _max_difference(logits, max_length) <= _tolerance(logits.model)
+    return _max_difference(logits, max_length) <= _tolerance(logits.model)
 
 
 def can_continue_state(logits: engine.TargetLogits, max_length: int, kind: type[StateDecoder]) -> bool:
@@ -108,8 +106,7 @@ def can_continue_state(logits: engine.TargetLogits, max_length: int, kind: type[
     tokens = _LENGTH * sum(map(len, steps))
     decoder = kind(logits, max_length, tokens)
     try:
-        with deprecations_shown("transformers"):
-            found_BV = np.concatenate([decoder.next_tokens(texts).log_probs_BC for texts in steps])
+        found_BV = np.concatenate([decoder.next_tokens(texts).log_probs_BC for texts in steps])
     except Exception as error:  # a model family may fail in any way with its own state
         if isinstance(error.__context__, torch.OutOfMemoryError):  # says nothing about the family
             raise
