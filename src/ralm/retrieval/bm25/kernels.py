@@ -26,7 +26,7 @@ NUMBER_BITS: Final = 31
 MAX_SCORE: Final = (1 << NUMBER_BITS) - 1
 """The highest score and the highest passage number that a key can hold."""
 MAX_PASSAGES: Final = MAX_SCORE + 1
-"""The most passages that an index for BM25 can have, those that were removed and not merged away yet included."""
+"""The most passages that an index for BM25 can have."""
 LANES: Final = 16
 """Passages that are bounded at a time."""
 MARKS: Final = 64

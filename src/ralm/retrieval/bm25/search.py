@@ -38,7 +38,7 @@ _WORDS: Final = 1 << 17
 _QUERIES_A_TASK: Final = 16
 STREAM_QUERIES: Final = 64
 """Fewer queries are not worth a stream of their own, since the first query of a stream has to add all its terms."""
-PASSAGES_A_HIT: Final = 100
+PASSAGES_A_HIT: Final = 500
 """If more than one in this many passages is requested, bounds leave too few passages out."""
 
 
