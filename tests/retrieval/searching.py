@@ -34,6 +34,14 @@ def arrays_of(
     return open_arrays(folder)
 
 
+def term_texts(arrays: Arrays) -> list[str]:
+    """The terms of an index by their numbers."""
+    texts = [""] * len(arrays.term_ids)
+    for place, number in enumerate(arrays.term_ids.tolist()):
+        texts[number] = arrays._term_bytes(place).decode()
+    return texts
+
+
 def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = None, *, buffered: int = 1 << 20) -> BM25:
     """BM25 over texts."""
     return BM25(arrays_of(folder, texts, buffered=buffered), len(texts), options)

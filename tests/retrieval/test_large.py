@@ -14,7 +14,7 @@ from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
-from tests.retrieval.searching import arrays_of, assert_equal, found_by, pieces
+from tests.retrieval.searching import arrays_of, assert_equal, found_by, pieces, term_texts
 
 PASSAGES = 1 << 17
 HOLE = (1 << 31) + 12345
@@ -50,7 +50,8 @@ def test_more_postings_than_32_bits_can_number(tmp_path: Path) -> None:
     assert wide.offsets[-1] > 1 << 31
     rng = np.random.default_rng(1)
     text = np.where(rng.random(400) < 0.5, order[rng.integers(0, 10, 400)], rng.integers(0, len(order), 400))
-    words = arrays.term_texts(text)
+    texts = term_texts(arrays)
+    words = [texts[term] for term in text]
     queries = [words[end - 12 : end] for end in range(12, 400, 3)]
     small, large = BM25(arrays, PASSAGES), BM25(wide, PASSAGES)
     expected = small.retrieve_terms([small.terms(query) for query in queries], 16)

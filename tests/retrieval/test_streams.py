@@ -16,7 +16,17 @@ from ralm.retrieval.bm25.batch import BLOCK_BITS, Forbidden
 from ralm.retrieval.bm25.collection import Collection, steps
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.stream import QueryRuns, Stream
-from tests.retrieval.searching import assert_equal, found_by, indexed, pieces, some_index, streamed, strides, words
+from tests.retrieval.searching import (
+    assert_equal,
+    found_by,
+    indexed,
+    pieces,
+    some_index,
+    streamed,
+    strides,
+    term_texts,
+    words,
+)
 
 
 def without(hits: Hits, lists: Sequence[Sequence[int]], list_Q: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +170,7 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
     worthless = int(np.bincount(arrays.codes).argmax())
     impact_C[worthless], impact_C[-1] = 0, 1e-9
     asked = np.arange(len(arrays.term_ids))
-    assert bm25.terms(arrays.term_texts(asked)) == asked.tolist()
+    assert bm25.terms(term_texts(arrays)) == asked.tolist()
     collection = bm25.collection
     idf_V = collection.idf(collection.frequency(asked))
     expected_VC = np.maximum(1, np.rint(idf_V[:, None] * impact_C * 2**20)).astype(np.int32)

@@ -223,21 +223,6 @@ class Arrays:
         found = place < len(self.term_ends) and self._term_bytes(place) == wanted
         return int(self.term_ids[place]) if found else -1
 
-    def term_texts(self, terms: NDArray[np.int64]) -> list[str]:
-        """The terms with these numbers (rows of `offsets`).
-
-        Raises DamagedFolderError if the vocabulary does not have one of them, or is not UTF-8.
-        """
-        place_V = np.full(len(self.offsets) - 1, -1, np.int64)
-        place_V[self.term_ids] = np.arange(len(self.term_ids))
-        places = place_V[terms].tolist()
-        if -1 in places:
-            _damaged(self.folder, "term_ids.npy does not name every term")
-        try:
-            return [self._term_bytes(place).decode("utf-8", "surrogatepass") for place in places]
-        except UnicodeDecodeError:
-            _damaged(self.folder, "vocabulary.npy is not UTF-8")
-
     def _term_bytes(self, position: int) -> bytes:
         begin = int(self.term_ends[position - 1]) if position else 0
         return self.vocabulary[begin : int(self.term_ends[position])].tobytes()
