@@ -12,7 +12,6 @@ that index. Of texts that occur several times, the first is encoded.
 import hashlib
 import io
 import json
-import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -30,13 +29,12 @@ from ralm.protocols import Encoder
 from ralm.records import FloatArray, IntArray, Passage
 from ralm.retrieval.dense.kinds import keeps_vectors, new_faiss_index, short_reason, train_faiss
 from ralm.retrieval.dense.options import HASHES, NOTHING_ENCODED, RAW, VECTORS, EncodingStats, VectorOptions
-from ralm.storage.atomic import storage_errors
+from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.terminal import Advance, progress_bar
 
 CHUNK: Final = 4096
 """Passages encoded between one save and the next."""
 HASH_BYTES: Final = 16
-_CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 _UNKNOWN: Final = -1
 
 
@@ -76,8 +74,8 @@ class SavedChunks:
 
         Raises ModelError if a vector is invalid, StorageError if the disk is full.
         """
-        file = self._work / f"{self._prefix}-{hashlib.sha256(hash_P.tobytes()).hexdigest()}.npy"
-        if not _is_whole(file):
+        file = self._work / f"{self._prefix}-{_name(hash_P)}.npz"
+        if not len(_hashes(file)):
             begin = perf_counter()
             vectors_PD = self._encoder.encode_passages(passages, self.advance)
             self.done = self.done.plus(EncodingStats(len(passages), perf_counter() - begin))
@@ -89,7 +87,7 @@ class SavedChunks:
 
     def files(self) -> list[Path]:
         """The files that are whole."""
-        return [file for file in sorted(self._work.glob(f"{self._prefix}-*.npy")) if _is_whole(file)]
+        return [file for file in sorted(self._work.glob(f"{self._prefix}-*.npz")) if len(_hashes(file))]
 
 
 class _Source(NamedTuple):
@@ -111,10 +109,7 @@ class KnownVectors:
 
     def add_file(self, file: Path) -> None:
         """Add the vectors of a saved chunk."""
-        with file.open("rb") as stream:
-            hash_V = np.load(stream, allow_pickle=False)
-            begin = stream.tell()
-        self.add(hash_V, lambda rows: _load_rows(file, begin, rows))
+        self.add(_hashes(file), lambda rows: _read(file)[1][rows])
 
     def places(self, hash_P: NDArray[np.bytes_]) -> IntArray:
         """The places (int64) of the vectors with these hashes, for `read`; -1 where there is none."""
@@ -227,40 +222,32 @@ def _check_finite(vectors_PD: FloatArray, passages: Sequence[Passage]) -> None:
         )
 
 
-def _is_whole(file: Path) -> bool:
-    """Whether a file exists and is intact, as `_save` wrote it."""
-    if not file.is_file():
-        return False
-    content = file.read_bytes()
-    return content[-_CHECKSUM_BYTES:] == _checksum(file, content[:-_CHECKSUM_BYTES])
-
-
-def _checksum(file: Path, content: bytes) -> bytes:
-    """The checksum of a file's content and name, so that a file under another name is not valid."""
-    return hashlib.sha256(file.name.encode() + content).digest()
-
-
 def _save(file: Path, hash_P: NDArray[np.bytes_], vectors_PD: FloatArray) -> None:
-    """Write hashes and vectors atomically, followed by a checksum, which numpy ignores."""
-    partial = file.with_name(f"{file.stem}-{uuid.uuid4().hex}.npy.partial")  # two machines may save the same chunk
+    """Write a chunk atomically; two machines may write the same one."""
     if file.is_dir():
         raise DamagedFolderError(f"{file} is a folder, but a file belongs there; remove it and rerun the command.")
+    buffer, own = io.BytesIO(), file.with_name(uuid.uuid4().hex)
+    np.savez(buffer, hashes=hash_P, vectors=np.asarray(vectors_PD, np.float32))
     with storage_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        np.save(buffer, hash_P, allow_pickle=False)
-        np.save(buffer, np.ascontiguousarray(vectors_PD, np.float32), allow_pickle=False)
-        content = buffer.getvalue()
-        with partial.open("wb") as stream:
-            stream.write(content + _checksum(file, content))
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(file)
+        write_atomically(own, buffer.getvalue())
+        own.replace(file)
 
 
-def _load_rows(file: Path, begin: int, rows: IntArray) -> FloatArray:
-    """Some rows of the vectors of a saved chunk, which begin at a byte of the file."""
-    with file.open("rb") as stream:
-        stream.seek(begin)
-        vectors_VD: FloatArray = np.load(stream, allow_pickle=False)
-    return vectors_VD[rows]
+def _read(file: Path) -> tuple[NDArray[np.bytes_], FloatArray]:
+    """Return the hashes and vectors of a saved chunk."""
+    with np.load(file, allow_pickle=False) as arrays:
+        return arrays["hashes"], arrays["vectors"]
+
+
+def _hashes(file: Path) -> NDArray[np.bytes_]:
+    """Return the hashes of a saved chunk, which its name tells too; none if there is no such file, or it is damaged."""
+    try:
+        hash_V, _ = _read(file)
+    except Exception:  # noqa: BLE001  # a damaged archive fails in ways that cannot be listed
+        hash_V = np.zeros(0, f"S{HASH_BYTES}")
+    return hash_V if file.stem.endswith(_name(hash_V)) else hash_V[:0]
+
+
+def _name(hash_V: NDArray[np.bytes_]) -> str:
+    return hashlib.sha256(hash_V.tobytes()).hexdigest()
