@@ -21,9 +21,8 @@ from ralm.protocols import Tokenizer
 from ralm.reading.pieces import GeneratedText, passage_shares, spans
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
 from ralm.records import NO_PASSAGE, Passage, Passages
-from ralm.retrieval.analysis import PlacedTerm
 from ralm.retrieval.layout import VectorSet, index_settings
-from ralm.retrieval.marks import Marker, best_window, spans_of
+from ralm.retrieval.marks import Mark, Marker, best_window, spans_of
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import MANIFEST
 from ralm.terminal import one_line, to_json, visible
@@ -173,7 +172,7 @@ def print_hits(hits: Iterable[tuple[Passage, float]], marker: Marker, terms: Con
         marks = marker.marks(text, terms)
         begin, end = best_window(text, marks, _LONGEST_TEXT)
         shown = [(max(one.begin, begin) - begin, min(one.end, end) - begin, one.term) for one in marks]
-        inside = [PlacedTerm(*one) for one in shown if one[0] < one[1]]
+        inside = [Mark(*one) for one in shown if one[0] < one[1]]
         _print_marked(f"     {'...' if begin else ''}", text[begin:end], inside, "..." if end < len(text) else "")
 
 
@@ -184,7 +183,7 @@ def document_name(document_id: str, title: str) -> str:
     return one_line("  ".join(part for part in (document_id, shown) if part))
 
 
-def _print_marked(before: str, text: str, marks: Iterable[PlacedTerm], after: str = "") -> None:
+def _print_marked(before: str, text: str, marks: Iterable[Mark], after: str = "") -> None:
     """Print a line with its marks in bold, in a terminal with colours."""
     line, printed = Text(before), 0
     for begin, end in spans_of(marks):

@@ -64,7 +64,7 @@ def search_command(
     hits = source.search(texts, k or K)
     for row, question in enumerate(texts):
         found = [(source.passages[number], score) for number, score in hits.of(row)]
-        terms = {one.term for one in marker.terms(question)}
+        terms = marker.terms(question)
         if json or queries is not None:
             marks = [spans_of(marker.marks(passage.text, terms)) for passage, _ in found]
             print_json({"query": question, "hits": hits_as_json(found, marks)})

@@ -293,8 +293,7 @@ def _finish(
 
 
 def _bm25_record(analysis: Analysis, options: BM25Options) -> layout.BM25Record:
-    stemmer = analysis.stemmer() if analysis.stemmer else None
-    return layout.BM25Record(analysis=analysis.recorded, stemmer=stemmer, k1=options.k1, b=options.b)
+    return layout.BM25Record(analysis=analysis.recorded, stemmer=analysis.stemmer, k1=options.k1, b=options.b)
 
 
 def some_ids(ids: Sequence[str], what: str = "document") -> str:

@@ -291,4 +291,4 @@ def _stemmers(index: Index) -> tuple[str | None, str | None]:
     record = index.settings.bm25
     if record is None or index.analysis is None or index.analysis.stemmer is None:
         return None, None
-    return record.stemmer, index.analysis.stemmer()
+    return record.stemmer, index.analysis.stemmer

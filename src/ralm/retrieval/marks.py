@@ -1,37 +1,51 @@
 """Finds the words of a query in the text of a hit, and the part of a long text that shows most of them."""
 
-import re
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
-from ralm.retrieval.analysis import Analysis, PlacedTerm
+from ralm.retrieval.analysis import Analysis
 
-_CACHED_RUNS: Final = 1 << 16
-_RUN: Final = re.compile(r"\S+")
+_CACHED_WORDS: Final = 1 << 16
+
+
+class Mark(NamedTuple):
+    """A term, and the first and one past the last character of the words that have it."""
+
+    begin: int
+    end: int
+    term: str
 
 
 class Marker:
     """Finds terms in texts, with the analyser of an index; without one, none. Only one thread may use it."""
 
     def __init__(self, analysis: Analysis | None) -> None:
-        self._terms_of_run = lru_cache(_CACHED_RUNS)(analysis.prepare_placed() if analysis else lambda _: [])
+        self._terms_of_word = lru_cache(_CACHED_WORDS)(analysis.prepare()) if analysis else lambda _: ()
 
-    def terms(self, text: str) -> list[PlacedTerm]:
-        """All terms of a text, in order."""
-        return [
-            PlacedTerm(run.start() + begin, run.start() + end, term)
-            for run in _RUN.finditer(text)
-            for begin, end, term in self._terms_of_run(run[0])
-        ]
+    def terms(self, text: str) -> set[str]:
+        """The terms of a text."""
+        return {term for run in text.split() for term in self._terms_of_word(run)}
 
-    def marks(self, text: str, terms: Container[str]) -> list[PlacedTerm]:
-        """The places of these terms in a text, in order."""
-        return [one for one in self.terms(text) if one.term in terms]
+    def marks(self, text: str, terms: Container[str]) -> list[Mark]:
+        """The words of a text that have these terms, in order; a term may be made of two words without a space."""
+        from ralm.retrieval.analysis.analysers import placed_words
+
+        marks: list[Mark] = []
+        first, before = 0, ""
+        for begin, word in placed_words(text):
+            end, own = begin + len(word), self._terms_of_word(word)
+            if begin == first + len(before):
+                alone = {*self._terms_of_word(before), *own}
+                of_both = [term for term in self._terms_of_word(before + word) if term not in alone]
+                marks += [Mark(first, end, term) for term in of_both if term in terms]
+            marks += [Mark(begin, end, term) for term in own if term in terms]
+            first, before = begin, word
+        return marks
 
 
-def spans_of(marks: Iterable[PlacedTerm]) -> list[tuple[int, int]]:
+def spans_of(marks: Iterable[Mark]) -> list[tuple[int, int]]:
     """The first and one past the last character of each marked part of a text; those that touch are one."""
     spans: list[tuple[int, int]] = []
     for begin, end, _ in marks:
@@ -41,7 +55,7 @@ def spans_of(marks: Iterable[PlacedTerm]) -> list[tuple[int, int]]:
     return spans
 
 
-def best_window(text: str, marks: Sequence[PlacedTerm], width: int) -> tuple[int, int]:
+def best_window(text: str, marks: Sequence[Mark], width: int) -> tuple[int, int]:
     """The bounds of a part of a text, of whole words and `width` characters at most, around most different marked
     terms; of equal ones around most marks, then the first."""
     if len(text) <= width:
@@ -57,7 +71,7 @@ def best_window(text: str, marks: Sequence[PlacedTerm], width: int) -> tuple[int
     return begin, end
 
 
-def _densest(marks: Sequence[PlacedTerm], width: int) -> tuple[int, int]:
+def _densest(marks: Sequence[Mark], width: int) -> tuple[int, int]:
     """The first and one past the last character of the marks to show; both 0 without marks."""
     best, bounds = (0, 0), (0, 0)
     inside: Counter[str] = Counter()

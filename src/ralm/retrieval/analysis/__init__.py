@@ -6,24 +6,14 @@ so queries are analysed like its passages. `analysers.py` is imported on first u
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
+
+import Stemmer
 
 from ralm.errors import UsageError
 
 TermsOfRun: TypeAlias = Callable[[str], tuple[str, ...]]
 """Returns the index terms, in order, of a run of characters without white space."""
-
-
-class PlacedTerm(NamedTuple):
-    """A term, and the first and one past the last character that it stands for."""
-
-    begin: int
-    end: int
-    term: str
-
-
-PlacedTermsOfRun: TypeAlias = Callable[[str], list[PlacedTerm]]
-"""Returns the same terms with their places."""
 
 _CACHED_RUNS: Final = 1 << 17
 """How many runs of characters an analyser caches before it clears the cache; this bounds its memory."""
@@ -37,25 +27,24 @@ class Analysis:
     """How texts become index terms; passages and queries must be analysed in the same way.
 
     `name`: the name for users. `recorded`: the name in indexes and in the configuration of retrievers; it changes
-    whenever the terms of any text change. `stemmer`: returns the name and version of the installed stemming library, if
-    its versions differ in terms.
+    whenever the terms of any text change.
     """
 
     name: str
     recorded: str
-    stemmer: Callable[[], str] | None = None
+
+    @property
+    def stemmer(self) -> str | None:
+        """The name and version of the installed stemming library, if its versions differ in terms."""
+        from importlib.metadata import version
+
+        return f"PyStemmer {version('PyStemmer')}" if self.recorded.startswith(_SNOWBALL) else None
 
     def prepare(self) -> TermsOfRun:
         """The function that returns the terms of a run, which only one thread may use."""
         from ralm.retrieval.analysis.analysers import terms_of_run
 
         return terms_of_run(self.name)
-
-    def prepare_placed(self) -> PlacedTermsOfRun:
-        """The function that returns the terms of a run with their places, which only one thread may use."""
-        from ralm.retrieval.analysis.analysers import placed_terms_of_run
-
-        return placed_terms_of_run(self.name)
 
 
 class Analyser:
@@ -82,27 +71,15 @@ class Analyser:
         return terms
 
 
-LANGUAGES: Final = (
-    "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "esperanto", "estonian", "finnish", "french",
-    "german", "greek", "hindi", "hungarian", "indonesian", "irish", "italian", "lithuanian", "nepali", "norwegian",
-    "persian", "polish", "portuguese", "romanian", "russian", "serbian", "sesotho", "spanish", "swedish", "tamil",
-    "turkish", "yiddish",
-)  # fmt: skip
-"""The languages that Snowball's stemmers are used for."""
-
-
-def _stemming_library() -> str:
-    from ralm.retrieval.analysis.analysers import stemming_library
-
-    return stemming_library()
-
-
+_SNOWBALL: Final = "snowball-"
+LANGUAGES: Final = tuple(sorted({*Stemmer.algorithms()} - {"english", "porter", "dutch_porter"}))
+"""The languages that Snowball's stemmers are used for; older versions of the library have fewer."""
 ENGLISH: Final = Analysis(name="english", recorded="lucene-english")
 _ANALYSES: Final = (
     ENGLISH,
     Analysis(name="standard", recorded="lucene-standard"),
     Analysis(name="cjk", recorded="lucene-cjk"),
-    *(Analysis(name=name, recorded=f"snowball-{name}", stemmer=_stemming_library) for name in LANGUAGES),
+    *(Analysis(name=name, recorded=f"{_SNOWBALL}{name}") for name in LANGUAGES),
 )
 
 

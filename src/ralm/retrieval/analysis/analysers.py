@@ -14,16 +14,13 @@ names, the two letters i of Turkish.
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from importlib.metadata import version
-from itertools import pairwise
 from string import punctuation
 from typing import TYPE_CHECKING, Final, NamedTuple
 from unicodedata import normalize
 
 import Stemmer
 
-from ralm.errors import UsageError
-from ralm.retrieval.analysis import PlacedTerm, PlacedTermsOfRun, TermsOfRun
+from ralm.retrieval.analysis import TermsOfRun
 
 if TYPE_CHECKING:
     import regex
@@ -106,16 +103,6 @@ def terms_of_run(name: str) -> TermsOfRun:
             return _snowball_terms(language)
 
 
-def placed_terms_of_run(name: str) -> PlacedTermsOfRun:
-    """Returns a function that returns the terms of a run, each with its place, by the analyser's name."""
-    if name == "cjk":
-        return _placed_cjk_terms
-    terms = terms_of_run(name)
-    return lambda run: [
-        PlacedTerm(begin, begin + len(word), term) for begin, word in _placed_words(run) for term in terms(word)
-    ]
-
-
 def words(text: str) -> list[str]:
     """The words of a text, unchanged."""
     if not text.isascii():
@@ -129,7 +116,7 @@ def words(text: str) -> list[str]:
     return [piece for word in found for piece in _pieces(word)]
 
 
-def _placed_words(text: str) -> Iterator[tuple[int, str]]:
+def placed_words(text: str) -> Iterator[tuple[int, str]]:
     """The words of a text, each after the position of its first character."""
     for found in (_ASCII_WORDS if text.isascii() else _unicode_words()).finditer(text):
         begin = found.start()
@@ -263,34 +250,6 @@ def _cjk_terms(run: str) -> tuple[str, ...]:
     return tuple([term for term in found if term not in _CJK_STOP_WORDS])
 
 
-def _placed_cjk_terms(run: str) -> list[PlacedTerm]:
-    """The terms of `_cjk_terms` with their places."""
-    found: list[PlacedTerm] = []
-    neighbours: list[PlacedTerm] = []
-    for part in _parts(run):
-        if neighbours and not (part.paired and part.begin == neighbours[-1].end):
-            found += _placed_pairs(neighbours)
-            neighbours = []
-        if part.paired:
-            neighbours += _characters(part)
-        else:
-            found.append(PlacedTerm(part.begin, part.end, lower_case(part.characters)))
-    found += _placed_pairs(neighbours)
-    return [one for one in found if one.term not in _CJK_STOP_WORDS]
-
-
-def _characters(part: _Part) -> Iterator[PlacedTerm]:
-    """The characters of a part; all have the place of the part if their number changed with their width."""
-    is_same = len(part.characters) == part.end - part.begin
-    for begin, character in enumerate(part.characters, part.begin):
-        yield PlacedTerm(begin, begin + 1, character) if is_same else PlacedTerm(part.begin, part.end, character)
-
-
-def _placed_pairs(neighbours: list[PlacedTerm]) -> list[PlacedTerm]:
-    pairs = [PlacedTerm(one.begin, other.end, one.term + other.term) for one, other in pairwise(neighbours)]
-    return pairs or neighbours
-
-
 def _parts(run: str) -> Iterator[_Part]:
     begin = 0
     for ideographs in () if run.isascii() else _ideographs().finditer(run):
@@ -303,7 +262,7 @@ def _parts(run: str) -> Iterator[_Part]:
 def _words(run: str, begin: int, end: int) -> Iterator[_Part]:
     """The words in a part of a run."""
     if begin < end:
-        for position, word in _placed_words(run[begin:end]):
+        for position, word in placed_words(run[begin:end]):
             first = begin + position
             yield _Part(first, first + len(word), _in_one_width(word), paired=_paired().fullmatch(word) is not None)
 
@@ -333,22 +292,9 @@ _CEDILLAS: Final = str.maketrans("\u0218\u0219\u021a\u021b", "\u015e\u015f\u0162
 """Maps Romanian letters with a comma below to those with a cedilla, which every version of the stemmer accepts."""
 
 
-def stemming_library() -> str:
-    """The name and version of the library that stems; versions differ in the stems of some languages."""
-    return f"PyStemmer {version('PyStemmer')}"
-
-
 def _snowball_terms(language: str) -> TermsOfRun:
     """Returns a function that returns the terms of a run in a language. A word of which the stemmer leaves nothing, as
-    in Greek, stays whole.
-
-    Raises UsageError if the installed version of the library lacks the language.
-    """
-    if language not in Stemmer.algorithms():
-        raise UsageError(
-            f"the analyser {language!r} needs a newer stemming library than {stemming_library()}: run "
-            "`pip install --upgrade PyStemmer`."
-        )
+    in Greek, stays whole."""
     stem: Callable[[str], str] = Stemmer.Stemmer(language, 0).stemWord
     plain = _plain(language)
 
