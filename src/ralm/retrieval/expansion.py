@@ -1,7 +1,7 @@
 """Passages together with their neighbours in the document, read as one passage under the number of the hit."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final, overload
@@ -53,23 +53,20 @@ class ExpandedPassages(Sequence[Passage]):
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
         hit = self._passages[number]
-        before, after = (
-            list(takewhile(lambda one: one.document_id == hit.document_id, self._from(hit.number, step)))
-            for step in (-1, 1)
-        )
+        most = len(self) if self._neighbours is None else self._neighbours
+        before = range(hit.number - 1, max(-1, hit.number - 1 - most), -1)
+        after = range(hit.number + 1, min(len(self), hit.number + 1 + most))
         text = ""
-        for one in (*reversed(before), hit, *after):
-            more = self._without_repeated(text, one.text)
+        for passage in (*reversed(self._of_document(hit, before)), hit, *self._of_document(hit, after)):
+            more = self._without_repeated(text, passage.text)
             text = f"{text}{self._between}{more}" if text and more else text + more
         return replace(hit, text=text)
 
-    def _from(self, number: int, step: int) -> Iterator[Passage]:
-        """The passages after or before one, as many as may be read."""
-        every = len(self) if self._neighbours is None else self._neighbours
-        for place in range(number + step, number + (every + 1) * step, step):
-            if not 0 <= place < len(self):
-                return
-            yield self._passages[place]
+    def _of_document(self, hit: Passage, numbers: range) -> list[Passage]:
+        """The passages with these numbers, up to the end of the document of a hit."""
+        return [
+            *takewhile(lambda other: other.document_id == hit.document_id, map(self._passages.__getitem__, numbers))
+        ]
 
     def _without_repeated(self, text: str, following: str) -> str:
         """The text that follows, without the words at its beginning that end the text before."""

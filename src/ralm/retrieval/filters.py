@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
-from math import isfinite
+from sys import float_info
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -173,20 +173,12 @@ def _value(node: ast.expr) -> Value:
         case ast.Constant(str(text)):
             return text
         case ast.Constant(int() | float() as number):
-            return _finite(node, number)
+            if abs(number) > float_info.max:
+                raise _error(node, "a number is finite, and at most 1.7e308")
+            return number
         case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as number)):
-            return -_finite(node, number)
+            return -float(_value(ast.Constant(number)))
     raise _error(node, "a key is compared with a number, a text in quotes, True or False; a missing one by `is None`")
-
-
-def _finite(node: ast.expr, number: float) -> float:
-    try:
-        is_finite = isfinite(number)
-    except OverflowError:
-        is_finite = False
-    if not is_finite:
-        raise _error(node, "a number is finite, and at most 1.7e308")
-    return number
 
 
 def _is_none(node: ast.expr) -> bool:

@@ -19,12 +19,8 @@ FusionMethod = Literal["rrf", "interpolation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionOptions:
-    """How rankings are fused.
-
-    `method`: rrf (`reciprocal_ranks`) or interpolation (`interpolated_scores`). `dense_weight`: the weight of the
-    second ranking in interpolation; the first one gets the rest. `depth`: how many hits of each ranking are used; at
-    least k. Raises UsageError if a value is invalid.
-    """
+    """How rankings are fused: by `reciprocal_ranks` (rrf) or `interpolated_scores`. At least k hits of each are used.
+    Raises UsageError if a value is invalid."""
 
     method: Annotated[
         FusionMethod,
@@ -32,11 +28,7 @@ class FusionOptions:
     ] = "rrf"
     dense_weight: Annotated[
         float,
-        Option(
-            "Weight of dense in interpolation; BM25 gets the rest.",
-            minimum=0,
-            maximum=1,
-        ),
+        Option("Weight of dense in interpolation; BM25 gets the rest.", minimum=0, maximum=1),
     ] = 0.5
     depth: Annotated[int, Option("Hits of each ranking that are used.", flag="")] = 100
 

@@ -289,6 +289,4 @@ def _has_term(arrays: Arrays, passages: int, term: str, number: int) -> bool:
 def _stemmers(index: Index) -> tuple[str | None, str | None]:
     """The stemming library that built the index, and the installed one; both None if its analyser needs none."""
     record = index.settings.bm25
-    if record is None or index.analysis is None or index.analysis.stemmer is None:
-        return None, None
-    return record.stemmer, index.analysis.stemmer
+    return (record.stemmer, index.analysis.stemmer) if record and index.analysis else (None, None)

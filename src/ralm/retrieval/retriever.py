@@ -38,11 +38,7 @@ class Bm25Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseOptions:
-    """Which vectors are searched, and how.
-
-    `vectors` is the name of the set of vectors, if the index has several. `query_encoder` encodes queries instead of
-    the encoder that the index names; with `any_encoder` its vectors may differ from those of the index.
-    """
+    """Which vectors are searched, and how."""
 
     vectors: Annotated[
         str | None,
@@ -87,13 +83,9 @@ RETRIEVERS: Final = Catalogue(
 class RetrieverOptions:
     """How the passages of an index are retrieved.
 
-    `retriever` names the retriever with its keys (`ralm.grammar`): bm25, dense, hybrid (both, fused), random (the
-    control), or a class of your own, which is called with the passages. `forbidden_titles`: a
-    file with one title per line; passages of those documents are never found. `where`: only passages that pass this
-    filter are found (`ralm.retrieval.filters`). `distinct`: what is found once (`Distinct`). `expand`: a number of
-    neighbours or `document`: a hit is read with the text around it.
-
-    Raises UsageError if a value is invalid.
+    `retriever` names the retriever with its keys (`ralm.grammar`), or a class of your own, which is called with the
+    passages. `where`: a filter (`ralm.retrieval.filters`). `expand`: a number of neighbours, or `document`. Raises
+    UsageError if a value is invalid.
     """
 
     retriever: Annotated[

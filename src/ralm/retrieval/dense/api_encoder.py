@@ -6,7 +6,7 @@ those of language models.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -36,9 +36,9 @@ class ApiEncoder:
     """
 
     def __init__(self, options: EncoderOptions, api: RequestOptions | None = None) -> None:
-        usual = {one.name: one.default for one in fields(EncoderOptions)}
+        usual = EncoderOptions(encoder=options.encoder)
         for name in _OF_WEIGHTS:
-            if getattr(options, name) != usual[name]:
+            if getattr(options, name) != getattr(usual, name):
                 raise UsageError(f"`{name}` has no effect with an encoder behind an API, whose server decides it.")
         self._options = options
         self._api = ApiOptions(**asdict(api or RequestOptions()))
@@ -101,13 +101,13 @@ class ApiEncoder:
         return vectors_TD
 
     def _encode(self, client: Client, texts: Sequence[str], advance: Advance | None) -> FloatArray:
-        some = [list(texts[begin : begin + _BATCH]) for begin in range(0, len(texts), _BATCH)]
+        batches = [list(texts[begin : begin + _BATCH]) for begin in range(0, len(texts), _BATCH)]
         vectors = []
-        for batch, answer in zip(some, client.answers(self._requests(some)), strict=True):
-            vectors += self._checked(answer, len(batch))
+        for batch, answer in zip(batches, client.answers(self._requests(batches)), strict=True):
+            vectors.append(self._checked(answer, len(batch)))
             if advance is not None:
                 advance(len(batch))
-        return np.array(vectors, dtype=np.float32).reshape(len(texts), self._dimension or -1)
+        return np.concatenate(vectors) if vectors else np.zeros((0, self._dimension), np.float32)
 
     def _requests(self, batches: Sequence[list[str]]) -> Iterator[ApiRequest]:
         for batch in batches:
@@ -115,19 +115,16 @@ class ApiEncoder:
             tokens = sum(len(text.encode("utf-8", "replace")) for text in batch)
             yield ApiRequest("/embeddings", body, tokens, check=partial(self._checked, count=len(batch)))
 
-    def _checked(self, answer: JsonObject, count: int) -> list[FloatArray]:
-        """The vectors of an answer in the order of the texts; ServerError if it has others."""
-        given: Any = answer.get("data")
+    def _checked(self, answer: JsonObject, count: int) -> FloatArray:
+        """The vectors (T x D) of an answer in the order of the texts; ServerError if it has others."""
+        data: Any = answer.get("data")
         try:
-            found = {int(one["index"]): np.array(one["embedding"], dtype=np.float32) for one in given}
-            vectors = [found[place] for place in range(count)]
-            lengths = {one.shape for one in vectors} | {(self._dimension or len(vectors[0]),)}
-            if (
-                len(found) != count
-                or len(lengths) != 1
-                or lengths == {(0,)}
-                or not all(np.isfinite(one).all() for one in vectors)
-            ):
+            vectors = {int(entry["index"]): entry["embedding"] for entry in data}
+            vectors_TD = np.array([vectors[place] for place in range(count)], np.float32)
+            dimension = self._dimension or vectors_TD.shape[1]
+            if len(data) != count or vectors_TD.shape != (count, dimension) or not dimension:
+                raise ValueError
+            if not np.isfinite(vectors_TD).all():
                 raise ValueError
         except (KeyError, TypeError, ValueError, IndexError):
             raise ServerError(
@@ -135,7 +132,7 @@ class ApiEncoder:
                 f"{self._endpoint.model} a model for embeddings?",
                 200,
             ) from None
-        return vectors
+        return vectors_TD
 
 
 def _short_hash(text: str) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -32,14 +32,14 @@ from ralm.errors import ModelError, UsageError
 from ralm.lm.local import loading
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense import options as dense_options
-from ralm.retrieval.dense.options import SEPARATOR, EncoderOptions
+from ralm.retrieval.dense.options import SEPARATOR, EncoderOptions, QueryEnd
 from ralm.storage.work import scratch_folder
 from ralm.terminal import Advance
 
 _CLASSES: Final = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
 _DPR_SETTINGS: Final = ("model_type", "architectures", "projection_dim")
-_NOT_OF_VECTORS: Final = ("_name_or_path", "transformers_version", "architectures")
-_SET_FOR_A_CALL: Final = ("truncation", "padding")
+_NOT_OF_VECTORS: Final = ("_name_or_path", "transformers_version", "architectures", "truncation", "padding")
+"""Settings that change with a folder, a version or a call."""
 _BATCH: Final = 32
 """Texts encoded at once."""
 _BATCHES_A_CALL: Final = 16
@@ -131,28 +131,27 @@ class SentenceEncoder:
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         """The vectors (float32, Q x D) of queries; too long a query keeps its end, unless `query_keeps` is first."""
-        model = self.query_model
-        with self._cut_queries():
-            return self._encode(model, model.encode_query, queries, self._options.query_length, None)
+        model = _cutting(self.query_model, self._options.query_keeps)
+        return self._encode(model, model.encode_query, queries, self._options.query_length, None)
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
         """The vectors (float32, P x D) of passages; a passage that is too long keeps its beginning.
 
         `advance` is called as passages are encoded, several at a time.
         """
-        model = self.passage_model
+        model = _cutting(self.passage_model, "first")
         texts = [self.passage_text(passage) for passage in passages]
         return self._encode(model, model.encode_document, texts, self._options.passage_length, advance)
 
     def query_tensor(self, queries: Sequence[str]) -> torch.Tensor:
         """The vectors of queries as `encode_queries` makes them, all in one batch and with gradients."""
-        with self._cut_queries():
-            return self._forward(self.query_model, "query", queries, self._options.query_length)
+        model = _cutting(self.query_model, self._options.query_keeps)
+        return self._forward(model, "query", queries, self._options.query_length)
 
     def passage_tensor(self, passages: Sequence[Passage]) -> torch.Tensor:
         """The vectors of passages as `encode_passages` makes them, all in one batch and with gradients."""
         texts = [self.passage_text(passage) for passage in passages]
-        return self._forward(self.passage_model, "document", texts, self._options.passage_length)
+        return self._forward(_cutting(self.passage_model, "first"), "document", texts, self._options.passage_length)
 
     def passage_text(self, passage: Passage) -> str:
         """The title, a separator and the text of a passage. The separator is [SEP] for DPR, as it was trained, and a
@@ -178,9 +177,6 @@ class SentenceEncoder:
             return recorded
         return f" {self.passage_model.tokenizer.sep_token} " if is_dpr(self._options.encoder) else "\n"
 
-    def _cut_queries(self) -> AbstractContextManager[None]:
-        return _cut_on(self.query_model, "left" if self._options.query_keeps == "last" else "right")
-
     def _forward(self, model: SentenceTransformer, task: str, texts: Sequence[str], length: int | None) -> torch.Tensor:
         """Encode a batch as `encode_query` and `encode_document` of sentence-transformers do, but with gradients."""
         prompt_name = next((name for name in _PROMPTS[task] if name in model.prompts), model.default_prompt_name)
@@ -205,7 +201,8 @@ class SentenceEncoder:
         texts = _encodable(texts)
         vectors_TD = np.empty((len(texts), dimension_of(model)), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        for some in _slices(order, self._batch * _BATCHES_A_CALL):
+        size = self._batch * _BATCHES_A_CALL
+        for some in (order[begin : begin + size] for begin in range(0, len(order), size)):
             batch = self._batch
             if model.device.type == "cpu":
                 batch = min(batch, max(_MIN_BATCH, _CHARACTERS // max(1, len(texts[some[0]]))))
@@ -270,27 +267,15 @@ def _readable(model: SentenceTransformer, length: int | None) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _cut_on(model: SentenceTransformer, side: str) -> Iterator[None]:
-    """Truncate texts that are too long on this side: left or right."""
-    tokenizer = model.tokenizer
-    before = getattr(tokenizer, "truncation_side", None)
-    if before is None:
-        yield
-        return
-    tokenizer.truncation_side = side
-    try:
-        yield
-    finally:
-        tokenizer.truncation_side = before
+def _cutting(model: SentenceTransformer, kept: QueryEnd) -> SentenceTransformer:
+    """Return a model, which now keeps this end of texts that are too long."""
+    if hasattr(model.tokenizer, "truncation_side"):
+        model.tokenizer.truncation_side = "left" if kept == "last" else "right"
+    return model
 
 
 def _full_name(name: str | None) -> str | None:
     return str(Path(name).resolve()) if name is not None and Path(name).is_dir() else name
-
-
-def _slices(order: list[int], size: int) -> Iterator[list[int]]:
-    return (order[begin : begin + size] for begin in range(0, len(order), size))
 
 
 def load_model(name: str, options: EncoderOptions, device: str | None) -> SentenceTransformer:
@@ -325,6 +310,7 @@ def save_model(model: SentenceTransformer, folder: Path, separator: str) -> None
     if backend is not None:  # the settings of the last call would be saved too
         backend.no_truncation()
         backend.no_padding()
+    _cutting(model, "first")
     with loading.quiet_loading():
         model.save_pretrained(str(folder), create_model_card=False)
     dense_options.write_reading(folder, {SEPARATOR: separator})
@@ -365,18 +351,13 @@ def model_reading(model: SentenceTransformer) -> dict[str, JsonValue]:
 
 def model_settings(model: SentenceTransformer) -> str:
     """A short hash of the architecture and the tokenizer of a model."""
-    digest = hashlib.sha256()
-    for module in model.modules():
-        described = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
-        digest.update(json.dumps(described, sort_keys=True, default=str).encode())
-        if isinstance(module, PreTrainedModel):
-            described = {k: v for k, v in module.config.to_dict().items() if k not in _NOT_OF_VECTORS}
-            digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+    described = [module.get_config_dict() for module in model.modules() if hasattr(module, "get_config_dict")]
+    described += [module.config.to_dict() for module in model.modules() if isinstance(module, PreTrainedModel)]
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        described = {k: v for k, v in json.loads(backend.to_str()).items() if k not in _SET_FOR_A_CALL}
-        digest.update(json.dumps(described, sort_keys=True).encode())
-    return digest.hexdigest()[:16]
+        described.append(json.loads(backend.to_str()))
+    shared = [{name: value for name, value in part.items() if name not in _NOT_OF_VECTORS} for part in described]
+    return hashlib.sha256(json.dumps(shared, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def is_dpr(name: str) -> bool:

@@ -62,19 +62,10 @@ NOTHING_ENCODED: Final = EncodingStats(0, 0.0)
 class EncoderOptions:
     """Which encoder, and how it makes vectors: everything that decides them, so that an index can record it.
 
-    `encoder`: a hub name or folder: a sentence-transformers model, a bare BERT (Contriever), or DPR (Spider); or
-    URL#MODEL of a server with OpenAI's API for embeddings, which decides lengths and pooling.
-    `query_encoder`: another encoder for queries, as in DPR; None if one encoder does both.
-    `pooling`: mean or cls over the tokens of a bare model; auto is what the model's folder says, or else mean.
-    `normalize`: scale vectors to length 1, so that inner products are cosines (REPLUG, Eq. 1).
-    `titles`: whether a passage's title is put before its text.
-    `query_length`, `passage_length`: how many tokens are read at most, special ones included; None is the maximum of
-    the encoder. A longer passage keeps its beginning.
-    `query_keeps`: which tokens of a longer query are read: the last, since the newest words matter most for the next
-    ones, or the first, as in the published code of REPLUG.
-    `dtype`: number format of the weights; auto is as they were saved.
-
-    Raises UsageError if a length is below 1 or a choice is unknown.
+    `encoder`: a sentence-transformers model, a bare BERT (Contriever), or DPR (Spider); or URL#MODEL of a server with
+    OpenAI's API for embeddings, which decides lengths and pooling. `normalize`: cosines are those of REPLUG, Eq. 1.
+    Lengths count special tokens; a longer passage keeps its beginning. A longer query keeps its end, since the newest
+    words matter most for the next ones. Raises UsageError if a length is below 1 or a choice is unknown.
     """
 
     encoder: Annotated[
@@ -103,13 +94,7 @@ class EncoderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorOptions:
-    """How vectors are stored.
-
-    `faiss`: a string of FAISS's `index_factory`. Flat is exact; SQfp16 is exact over float16 vectors, at half the size;
-    IVF4096,Flat, IVF4096,PQ64, HNSW32 and the like are faster and approximate. `training_sample`: how many vectors,
-    drawn at random, an index that needs training (IVF, PQ) is trained on at most. `seed`: the seed of that draw. Raises
-    UsageError if a value is invalid.
-    """
+    """How vectors are stored: `faiss` is a string for its `index_factory`. Raises UsageError if a value is invalid."""
 
     faiss: Annotated[
         str, Option("Dense: Flat is exact; SQfp16 in float16; IVF4096,Flat, IVF4096,PQ64, HNSW32: faster.")
@@ -126,11 +111,7 @@ class VectorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSearchOptions:
-    """How thoroughly an approximate index is searched; None for other kinds of index.
-
-    `nprobe`: lists that an IVF index reads; 16 if None. `ef_search`: candidates that an HNSW index keeps; 128 if None.
-    Raises UsageError if one is below 1.
-    """
+    """How thoroughly an approximate index is searched; None for other kinds. Raises UsageError if one is below 1."""
 
     nprobe: Annotated[int | None, Option("Lists that an IVF index reads for a query.", default_text="16")] = None
     ef_search: Annotated[int | None, Option("Candidates that an HNSW index keeps for a query.", default_text="128")] = (
