@@ -1,7 +1,7 @@
 """Reads DOCX files: paragraphs and tables in the order of the document. Needs the extra `files`.
 
-Reads only the body: no headers, footers, notes, comments or tracked deletions. Of the zip archive it unpacks only the
-parts that the text is made of, up to a limit: a small file may unpack to any size, whatever its parts are called.
+Headers, footers, notes, comments and tracked deletions are left out. Only parts that the text is made of are unpacked,
+up to a limit: a small file may unpack to any size.
 """
 
 import posixpath
