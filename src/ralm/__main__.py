@@ -14,9 +14,6 @@ if sys.argv[1:2] == ["probe"]:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch was not found
 
 from ralm.cli import main
-from ralm.processes import collect_rarely
-
-collect_rarely()
 
 if __name__ == "__main__":
     main()

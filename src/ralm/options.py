@@ -36,11 +36,10 @@ class Needs:
 class Option:
     """What an option declares besides its name, type and default.
 
-    `minimum` and `maximum` bound a number. `minimum` defaults to 1 for whole numbers and to 0 for others. With `above`,
-    the number must be above `minimum`. `default_text` describes the default if the value does not explain itself
-    (mostly None). `flag` is the name on the command line if it differs from the field's name; "" means no flag. `part`
-    is the kind of the part that a text names, or "keys" for a record that is written as `key=value,key=value`
-    (`ralm.grammar`). `private` is a key that requests may not choose: it names a file, a model or an address.
+    `minimum` defaults to 1 for whole numbers and to 0 for others; with `above`, a number must be above it. `flag` is
+    the name on the command line if it is another one; "" means no flag. `part` is the kind of the part that a text
+    names, or "keys" for a record that is written as `key=value,key=value` (`ralm.grammar`). `private` is a key that
+    requests may not choose: it names a file, a model or an address.
     """
 
     help: str
@@ -86,8 +85,8 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """Changes to the flags of a record and of the records in it: flags that are left out, descriptions of defaults, and
-    conditions for flags or records to have an effect, in place of their own. A condition looks at what holds them."""
+    """Changes to the flags of a record and of those in it: flags that are left out, descriptions of defaults, and
+    conditions in place of their own, which look at what holds them."""
 
     without: tuple[str, ...] = ()
     default_text: Mapping[str, str] = field(default_factory=dict)

@@ -64,7 +64,7 @@ _SENTENCES: Final = {
         *("max-texts", "max-logprobs", "max-queries", "max-connections"),
     ),
     "use `--audit-log FILE --audit-texts`": ("log-prompts",),
-    "use `--mixer posterior:eta=4,decay=2`, which is as good": (
+    "use `mixer=posterior:eta=4,decay=2`, which is as good": (
         *("learned", "mixer-weights", "mixer=learned", "train mixer"),
     ),
     "leave it out; fitted weights were no better than those that are built in": ("lexical-weights",),

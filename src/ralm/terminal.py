@@ -3,9 +3,8 @@
 Work that takes more than a second shows a bar in a terminal, else a line now and then. The environment variable
 `RALM_PROGRESS=0` turns it off.
 
-Escape sequences can retitle windows and fill clipboards, carriage returns can overwrite lines, and bidirectional
-overrides can show a text in a different order. Passages, titles and file names are untrusted, so everything that is
-printed for a person goes through `visible` or `one_line`.
+Passages, titles and file names are untrusted, so everything that is printed for a person goes through `visible` or
+`one_line`: escape sequences can fill clipboards, and other characters overwrite lines or show them in another order.
 """
 
 import json

@@ -77,7 +77,7 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         (
             {"ralm": {"reader": "ensemble", "mixer": "learned"}},
             "ralm.mixer",
-            '`mixer="learned"` was removed: use `posterior',
+            '`mixer="learned"` was removed: use `mixer=posterior',
         ),
         ({"ralm": {"mixer_weights": "/tmp"}}, "ralm.mixer_weights", "is not a field of this request"),
         ({"ralm": {"index": None, "stride": 2}}, "ralm.stride", "`stride` has no effect without an `index`."),

@@ -3,7 +3,6 @@
 Commands import what they need when they run: `ralm --help` must not wait for torch.
 """
 
-import gc
 import inspect
 import io
 import signal
@@ -27,6 +26,7 @@ from ralm.cli.process import (
 )
 from ralm.cli.settings import WITH_SETTINGS
 from ralm.errors import RalmError, UsageError
+from ralm.processes import collect_rarely
 from ralm.removed import removal_of
 from ralm.terminal import visible
 from ralm.version import __version__
@@ -135,7 +135,7 @@ def _named_command(arguments: Sequence[str]) -> str | None:
 def main() -> None:
     """Run the program. An error that ralm raises on purpose is printed on standard error without a traceback."""
     escape_unprintable()
-    gc.set_threshold(20_000)  # what imports make stays: looking for garbage in it takes a tenth of the time to start
+    collect_rarely()
     try:
         if any("\0" in argument for argument in sys.argv):
             raise UsageError("an argument holds a NUL character; remove it.")

@@ -1,12 +1,8 @@
 """Keeps evaluation texts out of a corpus, by article title and by shared runs of words (n-grams).
 
-Without this, a passage may hold the very text to be predicted, and a gain means nothing. Titles remove whole documents,
-as in the code of both papers. Shared words remove *passages*, the unit that is retrieved and read, so a long document
-that quotes one evaluated sentence keeps its other passages. The rule is GPT-3's (a shared run of 13 words). The
-threshold is RETRO's measure: the share of a passage that is shared.
-
-Not detected: a shared run that is split between two passages, with fewer than `ngram` words in each; and passages of
-fewer than `ngram` words.
+Titles remove whole documents, as in the code of both papers. Shared words remove *passages*, by GPT-3's rule (a shared
+run of 13 words) and RETRO's measure (the share of a passage that is shared). A run that is split between two passages,
+and passages of fewer than `ngram` words, are not detected.
 """
 
 import re
@@ -38,12 +34,9 @@ _ROWS_LISTED: Final = 10_000
 class Decontamination:
     """What must not be in a corpus; create it with `Decontamination.of`.
 
-    `titles`: documents with these titles are removed; `normal_title` normalizes both sides. `ngram` and `max_overlap`:
-    a passage is removed if more than the share `max_overlap` of its runs of `ngram` words is in an evaluation text; 0
-    removes every passage that shares a run. Words are compared in lower case and without punctuation.
-
-    `hashes`: an 8-byte BLAKE2 hash of every such run of the evaluation texts, the same in every process. `clues`: every
-    run of a few words of them; looking up a few of these clears most passages.
+    Documents with these `titles` are removed. A passage is removed if more than the share `max_overlap` of its runs of
+    `ngram` words, in lower case and without punctuation, is in an evaluation text. `hashes` are those of every such run
+    of the evaluation texts; `clues` are their runs of a few words, which clear most passages.
     """
 
     titles: frozenset[str] = frozenset()

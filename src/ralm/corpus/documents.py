@@ -50,11 +50,9 @@ _MAX_VALUES: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """The names of the fields with a document's id, title, text and metadata. Only the text is required. A
-    record without an id gets one from its place (`read_documents`); without a title, the title is empty.
+    """The names of the fields with a document's id, title, text and metadata, of which only the text is required.
 
-    `metadata` names the fields that are kept as metadata, where they exist. None keeps all fields but the id, the title
-    and the text; `()` keeps none.
+    A record without an id gets one from its place (`read_documents`). `metadata` None keeps all other fields.
     """
 
     id: Annotated[str, Option("Field with the id of a document.")] = "id"
@@ -84,9 +82,8 @@ class Fields:
 
 @dataclass(slots=True, weakref_slot=True)
 class Skipped:
-    """Counts what reading a corpus skipped by reason, and keeps the first few examples of each reason: the name of a
-    file or field, or the message of an error. `kinds` counts the files of unknown kinds by suffix. `listing`: a file
-    that gets a line of JSON for each, with the reason and the example."""
+    """Counts what reading a corpus skipped by reason, with the first few examples of each. `kinds` counts the files of
+    unknown kinds by suffix; `listing` is a file that gets a line of JSON for each example."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -145,10 +142,7 @@ class Skipped:
 
 
 class DocumentBuilder:
-    """Makes documents of records by `fields`, and counts in `skipped` what it skips.
-
-    With `skip_bad`, broken lines are counted instead of raising an error.
-    """
+    """Makes documents of records by `fields`; with `skip_bad`, broken lines are counted and raise no error."""
 
     def __init__(self, fields: Fields, skipped: Skipped, *, skip_bad: bool = False) -> None:
         self.fields = fields
@@ -160,10 +154,7 @@ class DocumentBuilder:
         """The fields, named for metadata, that no record has had so far."""
 
     def document(self, record: Mapping[str, object], where: str, place: str) -> Document:
-        """The document in a record, with `place` as id if it has none; a null text counts as empty.
-
-        Raises CorpusError, naming `where` and the existing fields, if the text is missing or not a string.
-        """
+        """The document in a record, with `place` as id if it has none; CorpusError, naming `where`, without a text."""
         fields = self.fields
         if fields.text not in record:
             raise self.no_text(where, record)
@@ -191,8 +182,7 @@ class DocumentBuilder:
         return Document(id=identifier, title=title, text=text, metadata=kept, headings=tuple(headings))
 
     def markdown(self, file: File, title: str, text: str, metadata: Metadata | None = None) -> Document:
-        """A document that is a whole file as Markdown. Without a title, it has that of its first heading of the highest
-        level, else the name of the file."""
+        """A document that is a whole file as Markdown, by default titled by its first heading of the highest level."""
         headings = tuple(find_headings(text))
         highest = min(headings, key=lambda heading: heading.level, default=None)
         title = " ".join(title.split()) or (highest.title if highest else file.title)
@@ -284,10 +274,7 @@ def _name(record: Mapping[str, object], field_name: str, where: str) -> str | No
 
 
 def metadata_to_json(metadata: Metadata) -> str:
-    """Metadata as compact JSON.
-
-    Raises TypeError, ValueError or RecursionError if it is not JSON.
-    """
+    """Metadata as compact JSON; TypeError, ValueError or RecursionError if it is not JSON."""
     if not metadata:
         return "{}"
     text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -296,10 +283,7 @@ def metadata_to_json(metadata: Metadata) -> str:
 
 
 def metadata_from_json(text: str) -> Metadata:
-    """Metadata from JSON.
-
-    Raises ValueError or RecursionError if it is not a JSON object.
-    """
+    """Metadata from JSON; ValueError or RecursionError if it is not a JSON object."""
     metadata = json.loads(text)
     if not isinstance(metadata, dict):
         raise ValueError("not a JSON object")
@@ -324,9 +308,8 @@ _CONVERSIONS: Final[tuple[tuple[Any, Callable[[Any], object]], ...]] = (
 def json_value(value: object, *, depth: int = 0) -> JsonValue:
     """A value of a record as JSON; null if it is missing, which tables may express as NaN.
 
-    Dates and times become ISO text. A decimal becomes a number if a double holds it exactly enough to print the same
-    digits, otherwise text. Scalars and arrays of numpy become numbers and lists. Raises TypeError for other values:
-    bytes, an infinite number, any other object, or lists and objects that are nested more than 100 deep.
+    A decimal becomes a number if a double prints the same digits, otherwise text. Raises TypeError for bytes, an
+    infinite number, another object, or lists and objects that are nested more than 100 deep.
     """
     if value is None or isinstance(value, (str, int)):
         return value

@@ -45,11 +45,8 @@ _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 
 @contextmanager
 def open_file(path: FilePath, error: type[InputError] = CorpusError) -> Iterator[BufferedReader]:
-    """A file, open for reading bytes.
-
-    Raises `error` if it is missing or unreadable, also within the block, or if it is a folder, a pipe, a socket or a
-    device: reading some of these might never end.
-    """
+    """A file, open for reading bytes; `error` if it is missing, unreadable, also within the block, or a folder, a pipe,
+    a socket or a device."""
     try:
         if isinstance(path, Path):
             mode = path.stat().st_mode
@@ -119,10 +116,8 @@ def _decode_complete(
 
 
 def _other_encoding(content: bytes) -> str | None:
-    """The encoding that the beginning of a file suggests, if it is not UTF-8.
-
-    Without a mark, UTF-16 and UTF-32 of most languages are valid UTF-8 with a half or three quarters of zero bytes.
-    """
+    """The encoding that the beginning of a file suggests, if it is not UTF-8: without a mark, UTF-16 and UTF-32 of most
+    languages are valid UTF-8 with a half or three quarters of zero bytes."""
     for mark, name in _MARKS:
         if content.startswith(mark):
             return name
@@ -205,10 +200,7 @@ def content_of(path: FilePath) -> bytes:
 
 @contextmanager
 def unpacked(path: FilePath) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """A file open for reading, unpacked if it is gzipped.
-
-    Raises CorpusError if it is empty or cannot be read, also within the block.
-    """
+    """A file open for reading, unpacked if it is gzipped; CorpusError if it is empty or cannot be read."""
     with open_file(path) as stream:
         if os.fstat(stream.fileno()).st_size == 0:
             raise CorpusError(f"{path} is empty.")

@@ -112,35 +112,26 @@ def read_documents(
     selection: FileSelection = ALL_FILES,
     table: FileTableWriter | None = None,
 ) -> Iterator[Document]:
-    """The documents of a source, or of several, in order, except those without text.
+    """Read the documents of a source, or of several, in order, except those without text.
 
-    A source is one of:
+    A source is a file of a known format, a folder, the URL of one, or a dataset, `hf:NAME[:CONFIG][:SPLIT]`. The id of
+    a document is that of its record. Without one it is the path of the file below the folder, followed for records by a
+    colon and the number of the line or object (from 1) or row (from 0); of a single file only its name, or the number.
 
-    - a file: .txt, .text, .md, .markdown or .rst; .jsonl or .ndjson; .json (an object or an array of objects); .csv;
-      .tsv (id, text, title, as DPR's); .parquet; .html, .htm or .xhtml; .pdf (a document per page, all with one id);
-      .docx; .xlsx; .pptx; .ipynb; .eml. Text formats may be gzipped (.gz);
-    - a folder: every such file below it, and every dataset that `datasets` saved, in the order of the paths;
-    - a folder that `datasets` saved, or `hf:NAME[:CONFIG][:SPLIT]`, a dataset of the Hugging Face hub or a folder
-      that `datasets` can load; a single word after the name is a configuration if there is one of that name;
-    - the URL of such a file, or of a folder of them, that fsspec can read: `s3://BUCKET/FOLDER`, `gs://`; of web
-      servers (`https://`) only files.
+    Args:
+        sources: One source or several.
+        fields: Which fields of records make a document.
+        skipped: Counts what is skipped; without it, a RalmWarning at the end lists it.
+        skip_bad: Whether broken lines, objects and pages of a single file are skipped, as in folders.
+        source_in_ids: Whether ids without a record's begin with the source; by default, if there are several.
+        selection: Which files of folders are read, and how.
+        table: Notes the files and their documents for `sync_index`.
 
-    The id of a document is that of its record. Without one it is the path of the file below the folder, followed for
-    records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
-    file name or the number; with several sources, or if `source_in_ids` is true, it begins with the source.
-    `selection`: which files of folders are read, and how.
-
-    The ids of records are kept as they are. A RalmWarning at the end names ids that several documents share (the first
-    eight million are compared).
-
-    `table` notes the files and their documents for `sync_index`. `skipped` counts what is skipped; without it, a
-    RalmWarning at the end lists it. In a folder, broken lines and files and files of unknown kinds are skipped. A
-    broken file that is itself a source is an error; with `skip_bad`, its broken lines, objects and pages are skipped.
-
-    Raises CorpusError if a source is missing, of an unknown type, broken (naming the line), not UTF-8 (naming the
-    byte), or has no documents, or if no document has a field that `fields` names for metadata; MissingExtraError if a
-    package is not installed, for a folder before anything in it is read; StorageError if the connection to a file
-    behind a URL is lost.
+    Raises:
+        CorpusError: If a source is missing, of an unknown type, broken (naming the line), not UTF-8 (naming the byte),
+            or has no documents, or if no document has a field that `fields` names for metadata.
+        MissingExtraError: If a package is not installed, for a folder before anything in it is read.
+        StorageError: If the connection to a file behind a URL is lost.
     """
     sources = [sources] if isinstance(sources, str) else sources
     source_in_ids = len(sources) > 1 if source_in_ids is None else source_in_ids

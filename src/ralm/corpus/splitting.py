@@ -27,11 +27,8 @@ _MAX_TITLE: Final = 4096  # characters; every passage repeats it
 class Splitting:
     """Where passages end, and their length: `words` separated by white space, or `tokens` of a language model if given.
 
-    With `split` "sentences" a passage holds whole sentences, at most `words` words of them; with "structure" whole
-    paragraphs, list items, rows of tables and blocks of code of one section, and its title ends with the headings. Then
-    `overlap_words` is how many words at the end of a passage may stand in the next one too.
-
-    Raises UsageError if a length is invalid.
+    With `split` "structure" a passage holds whole paragraphs, list items, rows of tables and blocks of code of one
+    section, and its title ends with the headings. Raises UsageError if a length is invalid.
     """
 
     split: Annotated[

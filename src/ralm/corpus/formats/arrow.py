@@ -47,10 +47,9 @@ def dataset_records(source: str, needed: Callable[[pa.Schema], list[str]]) -> It
     """The records of a dataset, in order: `NAME[:CONFIG][:SPLIT]` on the hub or in a folder, or `FOLDER[:SPLIT]` for a
     folder that `save_to_disk` wrote.
 
-    A single word after the name is a configuration if the dataset has one of that name, otherwise a split. The default
-    split is `train`. `needed` says which columns to read; a streamed dataset without a schema gives all of them. Raises
-    CorpusError if there is no such dataset, configuration or split, or if a saved folder has several splits and none is
-    named; MissingExtraError if the package datasets is not installed.
+    A single word after the name is a configuration if the dataset has one of that name, otherwise a split, by default
+    `train`. `needed` says which columns to read. Raises CorpusError if there is no such dataset, configuration or
+    split; MissingExtraError if the package datasets is not installed.
     """
     check_datasets(source)
     name, parts = _parse(source)

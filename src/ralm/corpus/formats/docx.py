@@ -1,7 +1,7 @@
 """Reads DOCX files: paragraphs and tables in the order of the document. Needs the extra `files`.
 
-Reads only the body: no headers, footers, notes, comments or tracked deletions. Of the zip archive it unpacks only the
-parts that the text is made of, up to a limit: a small file may unpack to any size, whatever its parts are called.
+Headers, footers, notes, comments and tracked deletions are left out. Only parts that the text is made of are unpacked,
+up to a limit: a small file may unpack to any size.
 """
 
 import posixpath
@@ -47,9 +47,9 @@ def docx_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
             body = parts.read(main).find(f"{_WORD}body")
             if body is None:
                 raise KeyError("w:body")
-            styles = _styles(parts, main)
-            title = _title(parts, package)
-            text = "\n".join(_blocks(body, styles))
+            properties = package.get("core-properties")
+            title = (parts.read(properties).findtext(_TITLE) or "").strip() if properties else ""
+            text = "\n".join(_blocks(body, _styles(parts, main)))
     except RalmError:
         raise
     except zipfile.BadZipFile:
@@ -92,13 +92,6 @@ class _Parts:
             kind.rpartition("/")[2]: posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
             for kind, target in within
         }
-
-
-def _title(parts: _Parts, package: dict[str, str]) -> str:
-    """The title in the properties of the file, if it has any."""
-    if "core-properties" not in package:
-        return ""
-    return (parts.read(package["core-properties"]).findtext(_TITLE) or "").strip()
 
 
 def _styles(parts: _Parts, main: str) -> dict[str, str]:

@@ -4,7 +4,8 @@ A small file may unpack to any size: a file whose parts say that they have more 
 """
 
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, Final
 
 from ralm.corpus import documents, files
@@ -18,37 +19,29 @@ _FOREIGN: Final = {".xlsx": "an Excel file", ".pptx": "a PowerPoint file"}
 
 def sheet_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """The file as a document: each sheet under its name, a line for each row with tabs between cells, and the values of
-    formulas as they were saved. The title is that of its properties, otherwise its name.
-
-    Raises CorpusError if the file is damaged or encrypted, or unpacks to too much.
-    """
+    formulas as they were saved. The title is that of its properties, otherwise its name."""
     from openpyxl import load_workbook
 
-    def read(stream: BinaryIO) -> tuple[str, str]:
+    lines: list[str] = []
+    with _opened(file) as stream:
         book = load_workbook(stream, read_only=True, data_only=True)
-        lines = []
         for sheet in book.worksheets:
             rows = [_row(row) for row in sheet.iter_rows(values_only=True)]
             if any(rows):
                 lines += [f"# {sheet.title}", plain_markdown("\n".join(row for row in rows if row))]
         title = book.properties.title or file.title
         book.close()
-        return title, "\n".join(lines)
-
-    yield _document(file, builder, read)
+    yield builder.markdown(file, title, "\n".join(lines))
 
 
 def slide_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """The file as a document: the text of its slides in order, each under its title, with tables and notes. The title
-    is that of its properties, otherwise that of the first slide, otherwise its name.
-
-    Raises CorpusError if the file is damaged or encrypted, or unpacks to too much.
-    """
+    is that of its properties, otherwise that of the first slide, otherwise its name."""
     from pptx import Presentation
 
-    def read(stream: BinaryIO) -> tuple[str, str]:
+    lines: list[str] = []
+    with _opened(file) as stream:
         show = Presentation(stream)
-        lines: list[str] = []
         for slide in show.slides:
             heading = slide.shapes.title
             if heading is not None and heading.text_frame.text.strip():
@@ -58,15 +51,13 @@ def slide_documents(file: files.File, builder: documents.DocumentBuilder) -> Ite
                     lines += map(plain_markdown, _shape_lines(shape))
             if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
                 lines += plain_markdown(slide.notes_slide.notes_text_frame.text).split("\n")
-        return show.core_properties.title, "\n".join(line for line in lines if line.strip())
+        title = show.core_properties.title
+    yield builder.markdown(file, title, "\n".join(line for line in lines if line.strip()))
 
-    yield _document(file, builder, read)
 
-
-def _document(
-    file: files.File, builder: documents.DocumentBuilder, read: Callable[[BinaryIO], tuple[str, str]]
-) -> Document:
-    what = _FOREIGN[file.suffix]
+@contextmanager
+def _opened(file: files.File) -> Iterator[BinaryIO]:
+    """A file, open for reading; CorpusError if it unpacks to too much, or whatever its reader raises."""
     try:
         with files.open_file(file.path) as stream:
             with zipfile.ZipFile(stream) as archive:
@@ -74,12 +65,12 @@ def _document(
             if unpacked > _MAX_UNPACKED:
                 raise CorpusError(f"{file.path} unpacks to more than {_MAX_UNPACKED >> 20:,} MiB; split it.")
             stream.seek(0)
-            title, text = read(stream)
+            yield stream
     except RalmError:
         raise
     except Exception as error:  # noqa: BLE001  # the packages raise many kinds
-        raise CorpusError(f"{file.path} is not {what}, or damaged or encrypted: {short_message(error)}.") from None
-    return builder.markdown(file, title, text)
+        kind = _FOREIGN[file.suffix]
+        raise CorpusError(f"{file.path} is not {kind}, or damaged or encrypted: {short_message(error)}.") from None
 
 
 def _row(values: tuple[Any, ...]) -> str:

@@ -7,7 +7,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 import pypdf
@@ -37,13 +37,12 @@ def pdf_documents(file: files.File, builder: documents.DocumentBuilder) -> Itera
         with _errors(f"{file.path} is encrypted and cannot be read"):
             if reader.is_encrypted and not reader.decrypt(""):
                 raise CorpusError(f"{file.path} is encrypted and needs a password; decrypt it first.")
-        title = _title(reader) or file.title
         with _errors(f"{file.path} is damaged"):
-            pages = len(reader.pages)
-        outline = _outline(reader)
+            pages = range(1, len(reader.pages) + 1)
+        title, outline = _title(reader) or file.title, _outline(reader)
         found = False
         blank: list[int] = []
-        for page in range(1, pages + 1):
+        for page in pages:
             text = None
             with builder, _errors(f"{file.path}, page {page} cannot be read"):
                 text = _valid(reader.pages[page - 1].extract_text()).strip()
@@ -68,11 +67,9 @@ class _Entry(NamedTuple):
 
 def _outline(reader: pypdf.PdfReader) -> list[_Entry]:
     """The entries of the outline, in the order of their pages; none if it is damaged."""
-    try:
-        with _errors(""):
-            return sorted(_entries(reader, reader.outline, 1), key=lambda entry: entry.page)
-    except CorpusError:  # the pages can be read without it
-        return []
+    with suppress(CorpusError), _errors(""):
+        return sorted(_entries(reader, reader.outline, 1), key=lambda entry: entry.page)
+    return []
 
 
 def _entries(reader: pypdf.PdfReader, outline: list[Any], level: int) -> Iterator[_Entry]:
@@ -102,12 +99,10 @@ def _headings(text: str, page: int, outline: Sequence[_Entry]) -> list[Heading]:
 
 
 def _title(reader: pypdf.PdfReader) -> str:
-    try:
-        with _errors(""):
-            found = reader.metadata and reader.metadata.title
-    except CorpusError:  # the pages can be read without the properties
-        return ""
-    return _one_line(found)
+    """The title in the properties; empty if there is none, or they are damaged."""
+    with suppress(CorpusError), _errors(""):
+        return _one_line(reader.metadata and reader.metadata.title)
+    return ""
 
 
 def _one_line(text: object) -> str:
