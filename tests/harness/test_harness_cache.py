@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval.api.model import CacheHook, CachingLM
+from lm_eval.api.model import CachingLM
 
 from ralm.errors import UsageError
 from ralm.harness.model import RalmLM
@@ -106,14 +106,6 @@ def test_a_question_that_is_not_in_the_prompt_is_refused_with_a_cache(
         kept.loglikelihood(scored)
     with pytest.raises(UsageError, match="^`use_cache` finds answers by the prompt"):
         kept.generate_until(requests("generate_until", ("Answer:", {"max_gen_toks": 3}), document=document))
-
-
-def test_a_cache_of_another_kind_is_refused(tiny_folders: dict[str, Path]) -> None:
-    ours = of(tiny_folders["bloom"])
-    hook = CacheHook(None)
-    hook.dbdict = {}
-    with pytest.raises(UsageError, match="cannot keep the answers of several settings apart"):
-        ours.set_cache_hook(hook)
 
 
 def test_cached_requests_are_those_of_any_setting(

@@ -1,19 +1,14 @@
 """The arguments of ralm in lm-evaluation-harness, and a harness that is missing or too old."""
 
-import runpy
-import sys
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ralm import harness
-from ralm.errors import MissingExtraError, UsageError
-from ralm.grammar import parse_pairs
-from ralm.harness import lm_eval_installed
+from ralm.errors import UsageError
+from ralm.grammar import keys_of, parse_pairs
 from ralm.harness.model import RalmLM
-from ralm.harness.options import HarnessOptions, argument_types, parse_arguments
+from ralm.harness.options import HarnessOptions, parse_arguments
 from ralm.harness.requests import QUESTION_FIELDS, holds, question_of
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
@@ -102,7 +97,7 @@ def test_the_default_device_of_the_harness_is_auto(given: str, expected: str, mo
 
 def test_every_argument_is_listed_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "lm-evaluation-harness.md").read_text(encoding="utf-8")
-    assert [name for name in argument_types() if f"`{name}`" not in page] == []
+    assert [name for name in keys_of(HarnessOptions) if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -132,34 +127,3 @@ def test_a_prompt_holds_a_question_with_other_white_space() -> None:
     assert holds("Q: who\n is it ?", " who is it ? ")
     assert not holds("Q: who is he?", "who is it?")
     assert len(set(QUESTION_FIELDS)) == len(QUESTION_FIELDS)
-
-
-def test_a_missing_harness_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(harness, "version", missing)
-    said = r"^ralm as a model of lm-evaluation-harness needs the package lm_eval: pip install 'ralm\[harness\]'\.$"
-    with pytest.raises(MissingExtraError, match=said), lm_eval_installed():
-        pass
-
-
-@pytest.mark.parametrize("found", ["0.3.0", "0.4.2", "0.4.9.2", harness._OLDEST, "0.4.13", "0.5.0.dev1"])
-def test_an_old_harness_is_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr(harness, "version", lambda _: found)
-    if found not in ("0.3.0", "0.4.2", "0.4.9.2"):
-        with lm_eval_installed():
-            return
-    said = rf"^lm_eval {found} is too old for ralm, which needs {harness._OLDEST} or newer: pip install 'ralm\[harness"
-    with pytest.raises(MissingExtraError, match=said), lm_eval_installed():
-        pass
-
-
-def test_the_program_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(harness, "version", lambda _: "0.4.2")
-    monkeypatch.setattr(sys, "argv", ["lm-eval", "run"])
-    monkeypatch.delitem(sys.modules, "ralm.harness.__main__", raising=False)  # as another test may have imported it
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_module("ralm.harness", run_name="__main__")
-    assert stopped.value.code == 1
-    assert capsys.readouterr().err.startswith("ralm: lm_eval 0.4.2 is too old for ralm")

@@ -1,7 +1,7 @@
 """Models and encoders on a Ray cluster of many machines; only this package uses Ray.
 
-cluster.py  connects to a cluster, checks its machines, and runs tasks on it
-workers.py  actors that hold what takes long to load, one for each machine or GPU
+cluster.py  connects to a cluster, and checks its machines
+workers.py  actors that hold what takes long to load, one for each machine or GPU, and do tasks with it
 models.py   a language model whose copies on the machines share the scoring and the answering
 encode.py   encodes the passages of an index
 """

@@ -78,17 +78,17 @@ class EncodeOn:
         """Write the vectors of the index's passages into the folder `work`."""
         options = options_of_config(encoder.config)
         folders = [Path(name) for name in (options.encoder, options.query_encoder) if name and Path(name).is_dir()]
-        work = work.absolute()
+        work, path = work.absolute(), index.path.absolute()
         begins = [*range(0, len(index.passages), CHUNK), len(index.passages)]
         with storage_errors(work):
             work.mkdir(exist_ok=True)
         with (
             open_workers(self.address, self.device) as workers,
-            Requirements.writing(work, [index.path.absolute(), *folders], _PACKAGES) as requirements,
             progress_bar("Encoding passages", len(index.passages)) as advance,
         ):
             device = "auto" if self.device == "all" else self.device
-            loader = _EncoderLoader(index.path.absolute(), options, device, work, requirements)
+            requirements = Requirements.of([path, work, *folders], _PACKAGES)
+            loader = _EncoderLoader(path, options, device, work, requirements)
             own = {"index": index.fingerprint, **encoder.config}
             if workers.facts(loader) != own:
                 raise ClusterError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
 from ralm.answering.answers import AnsweredInput, answer_all, groups_of
 from ralm.answering.options import AnswerOptions
@@ -27,7 +27,6 @@ from ralm.protocols import Continuations, WritingModel
 from ralm.records import FloatArray, ScoringSequence
 from ralm.storage.store import Store
 
-_T = TypeVar("_T")
 _Entries: TypeAlias = Sequence[tuple[bytes, bytes]]
 _Chunk: TypeAlias = Sequence[tuple[int, ScoringSequence]]
 """Sequences with their numbers."""
@@ -50,7 +49,7 @@ class ModelLoader:
     def of(cls, name: str, options: ModelOptions) -> "ModelLoader":
         """The loader of the model that `load_local_model` loads here."""
         folder = [Path(name).absolute()] if is_local(name) else []
-        return cls(name, options, cluster.Requirements.reading(folder, _PACKAGES))
+        return cls(name, options, cluster.Requirements.of(folder, _PACKAGES))
 
     @property
     def label(self) -> str:
@@ -119,7 +118,7 @@ class ClusterModel:
         chunks = list(_chunks(passes, tokens))
         early: dict[int, FloatArray] = {}
         due = 0
-        done = self.machines.run(self.loader, _score, chunks, describe=self._describe, halves=_halve)
+        done = self.machines.run(self.loader, _score, chunks, describe=self._describe)
         with closing(done):
             for chunk, found in done:
                 early |= {number: log_probs for (number, _), log_probs in zip(chunk, found, strict=True)}
@@ -148,9 +147,7 @@ class ClusterModel:
         new = [[number for number in group if not _is_stored(answer, [number])] for group in groups]
         tasks = [_Questions(options, prompt, [(number, inputs[number]) for number in group]) for group in new if group]
         missing = {number for task in tasks for number, _ in task.inputs}
-        run = self.machines.run(
-            self.loader, _answer_questions, tasks, describe=_describe_questions, halves=_halve_questions
-        )
+        run = self.machines.run(self.loader, _answer_questions, tasks, describe=_describe_questions)
         with closing(run) as done:
             for group in groups:
                 while not missing.isdisjoint(group):
@@ -170,11 +167,6 @@ class ClusterModel:
 
 def _score(model: LocalLanguageModel, chunk: _Chunk) -> list[FloatArray]:
     return list(model.score([one for _, one in chunk]))
-
-
-def _halve(items: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T]] | None:
-    middle = len(items) // 2
-    return (items[:middle], items[middle:]) if middle else None
 
 
 def _chunks(sequences: Sequence[ScoringSequence], tokens: int) -> Iterator[_Chunk]:
@@ -231,8 +223,3 @@ def _answer_questions(model: WritingModel, task: _Questions) -> _Entries:
 
 def _describe_questions(task: _Questions) -> str:
     return f"answering questions from {task.inputs[0][1].question.id} on"
-
-
-def _halve_questions(task: _Questions) -> tuple[_Questions, _Questions] | None:
-    halves = _halve(task.inputs)
-    return halves and (task._replace(inputs=halves[0]), task._replace(inputs=halves[1]))

@@ -1,14 +1,15 @@
 """Workers: actors on the machines of a cluster, one for each machine or GPU, which hold what takes long to load.
 
 Each takes the whole of its machine or GPU, so they never compete. A task goes to a worker that has loaded what the task
-needs. If a machine is lost, its tasks go to others; if one joins, it gets work at once.
+needs. If a machine is lost, its tasks go to others; if one joins, it gets work at once. A task that ends its process is
+done again, until it is an error.
 """
 
 import platform
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol, TypeVar
@@ -26,7 +27,7 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ralm.distributed.cluster import MAX_CRASHES, ClusterJob, TaskQueue, connected
+from ralm.distributed.cluster import connected
 from ralm.errors import ClusterError, RalmError, RalmWarning, UsageError
 from ralm.processes import collect_rarely
 from ralm.terminal import no_progress
@@ -36,6 +37,8 @@ _M = TypeVar("_M")
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
+MAX_CRASHES: Final = 3
+"""How often a task, or the loading of an object, may end its process before it is an error."""
 _AHEAD: Final = 2
 """Tasks that a worker is handed: one that runs, and one that waits for it."""
 _PAUSE: Final = 1.0
@@ -64,13 +67,22 @@ class Loader(Protocol[_M_co]):
         """Facts of the object that must be the same on all machines."""
 
 
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A task, and how often it has ended its process."""
+
+    task: Any
+    crashes: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
-    """Tasks in progress; there may be several runs, each by a generator of its own."""
+    """Tasks to be done, of which some wait; there may be several runs, each by a generator of its own."""
 
     loader: Loader[Any]
     function: Callable[[Any, Any], Any]
-    queue: TaskQueue[Any]
+    describe: Callable[[Any], str]
+    waiting: deque[_Job]
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +94,7 @@ class _Worker:
     number: int
     ready: set[Any] = field(default_factory=set)
     loading: dict[Any, Any] = field(default_factory=dict)
-    running: dict[Any, tuple[_Run, ClusterJob[Any]]] = field(default_factory=dict)
+    running: dict[Any, tuple[_Run, _Job]] = field(default_factory=dict)
 
     def pending(self, run: _Run) -> list[Any]:
         """The loading and the tasks in progress for a run."""
@@ -120,23 +132,20 @@ class WorkerPool:
         tasks: Iterable[_T],
         *,
         describe: Callable[[_T], str],
-        halves: Callable[[_T], Sequence[_T] | None] = lambda _: None,
     ) -> Generator[tuple[_T, _R], None, None]:
-        """The results of `function(loaded, task)` in any order, each with its task or half of a task.
+        """The results of `function(loaded, task)` in any order, each with its task.
 
         `loaded` is the object that the loader loads; `describe` names a task in messages. Raises ClusterError if a task
-        ends its process each time and cannot be halved, if machines load different objects, or if all end while they
-        load; and the errors of the function.
+        ends its process each time, if machines load different objects, or if all end while they load; and the errors of
+        the function.
         """
-        queue = TaskQueue(tasks, describe, halves)
-        run = _Run(loader, function, queue)
+        run = _Run(loader, function, describe, deque(map(_Job, tasks)))
         self._last_ready = time.monotonic()
         try:
-            while not queue.is_done:
+            while run.waiting or any(worker.tasks(run) for worker in self._workers):
                 self._update(loader)
                 self._assign(run)
                 yield from self._finished(run)
-                queue.warn_of_stragglers(time.monotonic())
         finally:
             for worker in self._workers:
                 for ref in worker.tasks(run):
@@ -189,8 +198,8 @@ class WorkerPool:
                 worker.loading[worker.actor.load.remote(loader)] = loader
         for ahead in range(_AHEAD):
             for worker in self._workers:
-                has_room = loader in worker.ready and len(worker.tasks(run)) == ahead
-                if has_room and (job := run.queue.begin(time.monotonic())):
+                if run.waiting and loader in worker.ready and len(worker.tasks(run)) == ahead:
+                    job = run.waiting.popleft()
                     worker.running[worker.actor.do.remote(loader, run.function, job.task)] = run, job
 
     def _finished(self, run: _Run) -> Iterator[tuple[Any, Any]]:
@@ -218,7 +227,6 @@ class WorkerPool:
                     self._loaded(worker, worker.loading.pop(ref), *answer)
                 elif ref in worker.running:
                     _, job = worker.running.pop(ref)
-                    run.queue.finish(job, time.monotonic())
                     yield job.task, answer
 
     def _loaded(self, worker: _Worker, loader: Loader[Any], machine: str, facts: Any) -> None:
@@ -239,13 +247,23 @@ class WorkerPool:
         self._updated = -_UPDATE_SECONDS
         is_alive = any(node["NodeID"] == worker.node and node["Alive"] for node in _nodes())
         tasks = [*worker.running.values()]
+        worker.running.clear()
+        for run, job in reversed(tasks):
+            run.waiting.appendleft(job)
         if is_alive and tasks:
-            run, job = tasks.pop(0)
-            run.queue.crashed(job)
+            _count_crash(*tasks[0])
         elif is_alive:
             self._ended.update((worker.node, worker.number, loader) for loader in worker.loading.values())
-        for run, job in tasks:
-            run.queue.lost(job)
+
+
+def _count_crash(run: _Run, job: _Job) -> None:
+    """Raise ClusterError if a task has ended its process each time."""
+    job.crashes += 1
+    if job.crashes >= MAX_CRASHES:
+        raise ClusterError(
+            f"{run.describe(job.task)} ends its process, each of {MAX_CRASHES} times; the machines may have too little "
+            "memory."
+        )
 
 
 class _Actor:

@@ -3,14 +3,14 @@
 import sys
 
 from ralm.errors import RalmError
-from ralm.harness import lm_eval_installed
+from ralm.harness import harness_extra
 from ralm.terminal import one_line
 
 
 def run_harness() -> None:
     """Run the harness's command line; an error of ralm is one line."""
     try:
-        with lm_eval_installed():
+        with harness_extra():
             from lm_eval.__main__ import cli_evaluate
 
             import ralm.harness.model  # noqa: F401  # registers the model

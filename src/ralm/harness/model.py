@@ -24,13 +24,13 @@ from pydantic import JsonValue
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.grammar import parse_pairs
-from ralm.harness import lm_eval_installed
+from ralm.harness import harness_extra
 from ralm.harness.options import HarnessOptions, parse_arguments
-from ralm.harness.requests import Contexts, GenerationAnswer, parse_generation_kwargs
+from ralm.harness.requests import Contexts, parse_generation_kwargs
 from ralm.lm import scoring
 from ralm.pipeline import open_pipeline
 from ralm.protocols import WritingModel
-from ralm.reading import generate, sampling, score, sources
+from ralm.reading import generate, pieces, sampling, score, sources
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
 from ralm.records import IntArray, Request
@@ -38,7 +38,7 @@ from ralm.terminal import progress_bar, track
 from ralm.validation import MAX_COUNT, MAX_SEED, check_length, config_of
 from ralm.version import __version__
 
-with lm_eval_installed():
+with harness_extra():
     import lm_eval.models  # noqa: F401  # first, since the harness registers its own models only in an empty registry
     import torch
     from lm_eval.api.instance import Instance
@@ -262,18 +262,28 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         were_cut = 0
         for begin in range(0, len(numbers), self._together):
             some = numbers[begin : begin + self._together]
-            texts: dict[int, GenerationAnswer] = {}
+            texts: dict[int, pieces.StoppedText] = {}
+            tokens: dict[int, list[int]] = {}
             for number in some:
                 prompt, is_cut = self._contexts.prompt(requests[number], options.new_tokens)
                 were_cut += is_cut
                 question = self._contexts.question(requests[number], cached=self._cached)
-                texts[writer.add(prompt, question)] = GenerationAnswer(prompt, self._model.tokenizer, options.stop)
+                added = writer.add(prompt, question)
+                texts[added], tokens[added] = pieces.StoppedText(prompt, self._model.tokenizer, options.stop), []
             while written := writer.step():
                 for added, token in written:
-                    if texts[added].ends(token):
+                    tokens[added].append(token.token)
+                    texts[added].add(token)
+                    if texts[added].found:
                         writer.end(added)
-            yield from zip(some, (text.text for text in texts.values()), strict=True)
+            yield from zip(some, (self._text_before(options.stop, of_text) for of_text in tokens.values()), strict=True)
         self._contexts.warn_of_cuts(were_cut, len(numbers))
+
+    def _text_before(self, stop: Sequence[str], tokens: Sequence[int]) -> str:
+        """Return the text before the first stop string; tokens are decoded without special tokens, as in `hf`."""
+        tokenizer = self._model.tokenizer
+        text = str(getattr(tokenizer, "decode_words", tokenizer.decode)(np.array(tokens, dtype=np.int64)))
+        return text[: min((at for string in stop if (at := text.find(string)) >= 0), default=len(text))]
 
     def _check_plan(self) -> None:
         """Raise UsageError if the plan has options of whole texts."""
@@ -322,27 +332,20 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
 
 
 def _plan_of(model: WritingModel, plan: PlanOptions | None, max_length: int | None, *, passages: bool) -> PlanOptions:
-    """A plan for a model, by default the papers', with the model's own length if none is given."""
+    """Return a plan for a model, by default the papers', with the model's own length if none is given."""
     unknown = model.max_length >= UNLIMITED
     length = max_length or (_UNKNOWN_LENGTH if unknown else model.max_length)
     check_length(model, length)
-    return replace(
-        plan or PlanOptions(max_length=MAX_COUNT), max_length=length, **({} if passages else _WITHOUT_PASSAGES)
-    )
+    lengths = {"max_length": length, **({} if passages else _WITHOUT_PASSAGES)}
+    return PlanOptions(**lengths) if plan is None else replace(plan, **lengths)
 
 
 def _keep_apart(answers: Any, settings: dict[str, JsonValue]) -> None:
     """Let a cache (the harness's SqliteDict) find and keep only answers of these settings.
 
     The harness finds an answer by the text of its request alone (`lm_eval.api.model.hash_args`), so one file would mix
-    up answers of several models or indexes, and those of the harness's own `hf`. Raises UsageError if the cache is of
-    another kind.
+    up answers of several models or indexes, and those of the harness's own `hf`.
     """
-    if not hasattr(answers, "encode_key"):
-        raise UsageError(
-            "`use_cache`: this cache cannot keep the answers of several settings apart: pip install 'sqlitedict>=2', "
-            "or leave it out."
-        )
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     own = answers.encode_key
     answers.encode_key = lambda key: f"ralm {digest} {own(key)}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
-from ralm.grammar import as_text, keys_of
+from ralm.grammar import as_text
 from ralm.options import Needs, Option, check_options
 from ralm.reading.plan import PlanOptions
 from ralm.settings import PlannedOptions, read_settings
@@ -52,11 +52,6 @@ class HarnessOptions(PlannedOptions):
         if self.model.api.dry_run:
             raise UsageError("`dry_run` would give the harness figures that mean nothing: leave it out.")
         self.model.check_effect(self.lm)
-
-
-def argument_types() -> dict[str, Any]:
-    """Return the declarations of all arguments, by name."""
-    return keys_of(HarnessOptions)
 
 
 def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:

@@ -12,8 +12,8 @@ import numpy as np
 
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading import pieces, sampling, score, sources
+from ralm.protocols import LanguageModel
+from ralm.reading import sampling, score, sources
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import PromptRows, PromptState
@@ -21,17 +21,7 @@ from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import NO_READINGS, IntArray
 
 QUESTION_FIELDS: Final = (
-    "question",
-    "query",
-    "question_stem",
-    "Question",
-    "QUESTION",
-    "problem",
-    "Problem",
-    "goal",
-    "qtext",
-    "input_question",
-    "input",
+    "question query question_stem Question QUESTION problem Problem goal qtext input_question input".split()
 )
 """Names of the question in tasks of the harness, the commonest first."""
 _DEFAULT_TOKENS: Final = 256
@@ -204,9 +194,6 @@ def parse_generation_kwargs(
     for name, value in left.items():
         if _WITHOUT_EFFECT.get(name) != value:
             raise UsageError(f"`generation_kwargs` has `{name}={value!r}`, which ralm does not have: leave it out.")
-    drawn: dict[str, Any] = {}
-    if temperature > 0:
-        drawn = {"top_k": top_k if top_k and top_k > 0 else None, "top_p": top_p or 1.0, "seed": seed}
     new_tokens = int(lengths[0]) if lengths else _DEFAULT_TOKENS
     if new_tokens >= plan.max_length:
         raise UsageError(
@@ -214,8 +201,12 @@ def parse_generation_kwargs(
             "reads: lower it in `generation_kwargs`."
         )
     stops = tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text)
-    written: dict[str, Any] = {"new_tokens": new_tokens, "temperature": temperature, "stop": stops, **drawn}
-    return sampling.GenerationOptions.of(plan, **{**written, **({} if bos else {"bos": "never"})})
+    options: dict[str, Any] = {"new_tokens": new_tokens, "temperature": temperature, "stop": stops}
+    if temperature > 0:
+        options |= {"top_k": top_k if top_k and top_k > 0 else None, "top_p": top_p or 1.0, "seed": seed}
+    if not bos:
+        options["bos"] = "never"
+    return sampling.GenerationOptions.of(plan, **options)
 
 
 def _temperature(do_sample: bool | None, temperature: float | None) -> float:
@@ -223,26 +214,3 @@ def _temperature(do_sample: bool | None, temperature: float | None) -> float:
     if do_sample and not temperature:
         raise UsageError("`do_sample=True` needs a `temperature` above 0 in `generation_kwargs`.")
     return 0.0 if do_sample is False else float(temperature or 0.0)
-
-
-class GenerationAnswer:
-    """The text that is generated after a prompt (int64), up to the first stop string."""
-
-    def __init__(self, prompt: IntArray, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self._tokens: list[int] = []
-        self._tokenizer = tokenizer
-        self._stop = stop
-        self._until = pieces.StoppedText(prompt, tokenizer, stop)
-
-    def ends(self, token: pieces.GeneratedToken) -> bool:
-        """Add a token; returns whether the text now has a stop string."""
-        self._tokens.append(token.token)
-        self._until.add(token)
-        return self._until.found
-
-    @property
-    def text(self) -> str:
-        """The text before the first stop string; tokens are decoded alone and without special tokens, as in `hf`."""
-        decode = getattr(self._tokenizer, "decode_words", self._tokenizer.decode)
-        text = str(decode(np.array(self._tokens, dtype=np.int64)))
-        return text[: min((at for one in self._stop if (at := text.find(one)) >= 0), default=len(text))]
