@@ -187,7 +187,7 @@ def check_hits(index: Index, passages: Sequence[Passage], case: Case, query: str
     """Search with a filter in every way."""
     allowed, wanted = {one.number for one in passages if case.passes(one)}, parse_filter(case.text)
     mask_N = index.columns.mask(wanted)
-    assert {*np.flatnonzero(mask_N).tolist()} == allowed, str(wanted)
+    assert {*np.flatnonzero(mask_N).tolist()} == allowed, wanted.text
     bm25, dense = index.bm25, index.dense(encoder=LetterEncoder())
     for retriever in (bm25, dense):
         best = [hit for hit in retriever.retrieve([query], len(passages)).of(0) if hit[0] in allowed][:k]

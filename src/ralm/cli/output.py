@@ -147,18 +147,14 @@ def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
 
 
 def _print_vectors(vectors: VectorSet, passages: int) -> None:
-    """Print the kind of vectors, the speed of encoding, and how many came from an interrupted build."""
-    from ralm.runs.report import to_float
-
+    """Print the kind of vectors, and how many were encoded or came from an interrupted build."""
     recorded = vectors.model_dump(mode="json")
-    encoded, seconds = to_float(recorded["encoded"]), to_float(recorded["encoding_seconds"])
+    encoded = recorded["encoded"]
     print_line(f"vectors of {recorded['dimension']} dimensions in a FAISS index {recorded['faiss']}")
     if encoded:
-        print_line(
-            f"encoded: {encoded:,.0f} passages in {seconds:,.0f} s, {encoded / max(seconds, 1e-3):,.0f} a second"
-        )
+        print_line(f"encoded: {encoded:,} passages")
     if encoded < passages:
-        print_line(f"taken from vectors that were there: {passages - encoded:,.0f}")
+        print_line(f"taken from vectors that were there: {passages - encoded:,}")
 
 
 def print_hits(hits: Iterable[tuple[Passage, float]], marker: Marker, terms: Container[str]) -> None:

@@ -13,7 +13,7 @@ from ralm.distributed.workers import check_cluster_device, open_workers
 from ralm.errors import ClusterError, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.build import CHUNK, SavedChunks, text_hashes
-from ralm.retrieval.dense.options import NOTHING_ENCODED, EncoderOptions, EncodingStats, load_encoder
+from ralm.retrieval.dense.options import EncoderOptions, load_encoder
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import options_of_config
 from ralm.storage.atomic import storage_errors
@@ -74,8 +74,8 @@ class EncodeOn:
         if self.device == "map":
             raise UsageError("an encoder is not spread over several GPUs: give another `device` than 'map'.")
 
-    def __call__(self, index: Index, encoder: Encoder, work: Path) -> EncodingStats:
-        """Write the vectors of the index's passages into the folder `work`."""
+    def __call__(self, index: Index, encoder: Encoder, work: Path) -> int:
+        """Write the vectors of the index's passages into the folder `work`; return how many were encoded."""
         options = options_of_config(encoder.config)
         folders = [Path(name) for name in (options.encoder, options.query_encoder) if name and Path(name).is_dir()]
         work, path = work.absolute(), index.path.absolute()
@@ -94,21 +94,20 @@ class EncodeOn:
                 raise ClusterError(
                     f"the machines of the cluster have another index or encoder than {loader.label} here."
                 )
-            done = NOTHING_ENCODED
-            for span, one in workers.run(loader, _encode, pairwise(begins), describe=_describe_span):
+            encoded = 0
+            for span, count in workers.run(loader, _encode, pairwise(begins), describe=_describe_span):
                 advance(span[1] - span[0])
-                done = done.plus(one)
-        return done
+                encoded += count
+        return encoded
 
 
-def _encode(loaded: _Loaded, span: tuple[int, int]) -> EncodingStats:
-    """Save the vectors of consecutive passages, unless they exist."""
+def _encode(loaded: _Loaded, span: tuple[int, int]) -> int:
+    """Save the vectors of consecutive passages, unless they exist; return how many were encoded."""
     passages = [loaded.index.passages[number] for number in range(*span)]
-    hash_P, before = text_hashes(loaded.encoder, passages), loaded.chunks.done
+    hash_P, before = text_hashes(loaded.encoder, passages), loaded.chunks.encoded
     with storage_errors(loaded.index.path):
         loaded.chunks.encode(passages, hash_P)
-    after = loaded.chunks.done
-    return EncodingStats(after.passages - before.passages, after.seconds - before.seconds)
+    return loaded.chunks.encoded - before
 
 
 def _describe_span(span: tuple[int, int]) -> str:

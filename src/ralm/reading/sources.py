@@ -71,7 +71,7 @@ class FromRetriever:
         expand, filter_text = (None, None) if options is None else (options.expand, options.where)
         where: dict[str, JsonValue] = {"index": path_text(opened.path), "fingerprint": opened.fingerprint}
         where |= {} if expand is None else {"expand": expand}
-        where |= {} if filter_text is None else {"where": str(parse_filter(filter_text))}
+        where |= {} if filter_text is None else {"where": parse_filter(filter_text).text}
         passages = expanded(opened.passages, expand, opened.manifest.settings.get("splitting"))
         return cls(retriever, passages, where | config_of(retriever, "retriever"))
 

@@ -30,7 +30,7 @@ from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.columns import write_columns
-from ralm.retrieval.dense.options import NOTHING_ENCODED, EncodingStats, VectorOptions, dense_extra
+from ralm.retrieval.dense.options import VectorOptions, dense_extra
 from ralm.storage import atomic, manifest, outputs, work
 from ralm.terminal import progress_bar
 
@@ -213,12 +213,12 @@ def encode_passages(
     encoder: Encoder,
     options: VectorOptions | None,
     known: "KnownVectors | None" = None,
-    before: EncodingStats = NOTHING_ENCODED,
+    before: int = 0,
 ) -> layout.VectorSet:
     """Write the vectors of passages into a new folder; return the record of the set, without its fingerprint.
 
-    `saved` keeps encoded vectors, so the same call resumes after an interruption; the caller removes it. `before`:
-    passages that other machines encoded. Raises ModelError if a vector is invalid, CorpusError if a passage has no
+    `saved` keeps encoded vectors, so the same call resumes after an interruption; the caller removes it. `before`: how
+    many other machines encoded. Raises ModelError if a vector is invalid, CorpusError if a passage has no
     text, UsageError if there are too few vectors to train on.
     """
     with dense_extra():
@@ -229,7 +229,7 @@ def encode_passages(
         chunks = SavedChunks(saved, encoder, advance)
         write_vectors(folder, passages, hash_P, known or KnownVectors(), options, chunks, encoder.dimension)
     return layout.VectorSet.model_validate(
-        {**vectors_record(encoder, options, chunks.done.plus(before)), "fingerprint": ""}
+        {**vectors_record(encoder, options, chunks.encoded + before), "fingerprint": ""}
     )
 
 
@@ -253,8 +253,7 @@ def _encode_new(
         hash_P[numbers[stays]] = hash_S[stays]
     to, passages = folder / layout.vectors_folder(name), PassageStore(folder / PASSAGES_FILE)
     write_vectors(to, passages, hash_P, known, record.options, chunks, vectors.dimension)
-    encoded = {"encoded": chunks.done.passages, "encoding_seconds": round(chunks.done.seconds, 3)} if chunks else {}
-    return record.model_copy(update=encoded)
+    return record.model_copy(update={"encoded": chunks.encoded} if chunks else {})
 
 
 def _check_same_encoder(old: index.Index, name: str, encoder: Encoder) -> None:

@@ -55,9 +55,6 @@ class Filter:
     text: str
     test: Test = field(compare=False, repr=False)
 
-    def __str__(self) -> str:
-        return self.text
-
 
 def parse_filter(text: str) -> Filter:
     """Return the filter of an expression; UsageError if it cannot be read."""
@@ -176,8 +173,8 @@ def _value(node: ast.expr) -> Value:
             if abs(number) > float_info.max:
                 raise _error(node, "a number is finite, and at most 1.7e308")
             return number
-        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as number)):
-            return -float(_value(ast.Constant(number)))
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float()) as operand):
+            return -float(_value(operand))
     raise _error(node, "a key is compared with a number, a text in quotes, True or False; a missing one by `is None`")
 
 

@@ -1,6 +1,5 @@
 """Finds the words of a query in the text of a hit, and the part of a long text that shows most of them."""
 
-from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -73,16 +72,9 @@ def best_window(text: str, marks: Sequence[Mark], width: int) -> tuple[int, int]
 
 def _densest(marks: Sequence[Mark], width: int) -> tuple[int, int]:
     """The first and one past the last character of the marks to show; both 0 without marks."""
-    best, bounds = (0, 0), (0, 0)
-    inside: Counter[str] = Counter()
-    last = 0
-    for first, mark in enumerate(marks):
-        while last < len(marks) and (last == first or marks[last].end - mark.begin <= width):
-            inside[marks[last].term] += 1
-            last += 1
-        if (found := (len(inside), last - first)) > best:
-            best, bounds = found, (mark.begin, max(one.end for one in marks[first:last]))
-        inside[mark.term] -= 1
-        if not inside[mark.term]:
-            del inside[mark.term]
-    return bounds
+    windows = (
+        [mark, *(other for other in marks[first + 1 : first + width] if other.end - mark.begin <= width)]
+        for first, mark in enumerate(marks)
+    )
+    best = max(windows, key=lambda inside: (len({mark.term for mark in inside}), len(inside)), default=[])
+    return (best[0].begin, max(mark.end for mark in best)) if best else (0, 0)

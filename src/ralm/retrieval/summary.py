@@ -50,14 +50,11 @@ def id_mask(index: Index, pattern: str) -> BoolArray:
 def summarise_documents(passages: PassageStore, pattern: str | None = None) -> Iterator[DocumentSummary]:
     """The documents whose ids match, in order; the title of one is what the titles of its passages begin with."""
     for document_id, numbers in matching_documents(passages, pattern):
-        title: list[str] | None = None
-        characters = 0
-        for passage in map(passages.__getitem__, numbers):
-            characters += len(passage.text)
-            path = passage.title.split(BELOW)
-            same = takewhile(lambda pair: pair[0] == pair[1], zip(path if title is None else title, path, strict=False))
-            title = [part for part, _ in same]
-        yield DocumentSummary(document_id, BELOW.join(title or []), len(numbers), characters)
+        document = [passages[number] for number in numbers]
+        levels = zip(*(passage.title.split(BELOW) for passage in document), strict=False)
+        same = takewhile(lambda names: len({*names}) == 1, levels)
+        characters = sum(len(passage.text) for passage in document)
+        yield DocumentSummary(document_id, BELOW.join(names[0] for names in same), len(numbers), characters)
 
 
 def summarise_index(index: Index) -> dict[str, JsonValue]:

@@ -12,7 +12,7 @@ from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval import layout
 from ralm.retrieval.build import check_vectors, encode_passages, weights_config
-from ralm.retrieval.dense.options import NOTHING_ENCODED, EncodingStats, VectorOptions, dense_extra
+from ralm.retrieval.dense.options import VectorOptions, dense_extra
 from ralm.retrieval.index import INDEX_KIND, Index, open_index
 from ralm.storage import atomic, manifest, outputs, work
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class RemoteEncoding(Protocol):
     """Encodes passages on other machines. It can be sent to another process."""
 
-    def __call__(self, index: Index, encoder: Encoder, work: Path) -> EncodingStats:
+    def __call__(self, index: Index, encoder: Encoder, work: Path) -> int:
         """Write the vectors of the passages of an index into a folder, as `SavedChunks` does for each `CHUNK` of them.
-        The folder need not exist. Returns the numbers of passages that were encoded and not found there."""
+        The folder need not exist. Returns the number of passages that were encoded and not found there."""
 
 
 def add_vectors(
@@ -58,7 +58,7 @@ def add_vectors(
         work.work_folder(work.unfinished(opened.path), opened.path) as saved,
         _changed(opened, without=name) as folder,
     ):
-        before = ahead(opened, encoder, saved) if ahead else NOTHING_ENCODED
+        before = ahead(opened, encoder, saved) if ahead else 0
         known = _known(opened, name, encoder, options or VectorOptions())
         place = folder / layout.vectors_folder(name)
         record = encode_passages(opened.passages, place, saved, encoder, options, known, before)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ralm.retrieval.build import encode_passages
-from ralm.retrieval.dense.options import NOTHING_ENCODED, VECTORS, load_encoder, trained_options
+from ralm.retrieval.dense.options import VECTORS, load_encoder, trained_options
 from ralm.retrieval.index import Index
 from ralm.retrieval.vectors import RemoteEncoding
 from ralm.storage.atomic import storage_errors, sync, sync_one
@@ -54,7 +54,7 @@ class Versions:
             encoders.mkdir()
             save(encoders)
             encoder = load_encoder(trained_options(encoders, self._like), device=self._device)
-            before = self._ahead(self._index, encoder, chunks) if self._ahead else NOTHING_ENCODED
+            before = self._ahead(self._index, encoder, chunks) if self._ahead else 0
             encode_passages(self._index.passages, partial, chunks, encoder, self._stored, before=before)
             sync(partial)
             partial.rename(version)

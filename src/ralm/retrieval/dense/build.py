@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
 from typing import Final, NamedTuple
 
 import faiss
@@ -28,7 +27,7 @@ from ralm.errors import CorpusError, DamagedFolderError, ModelError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, IntArray, Passage
 from ralm.retrieval.dense.kinds import keeps_vectors, new_faiss_index, short_reason, train_faiss
-from ralm.retrieval.dense.options import HASHES, NOTHING_ENCODED, RAW, VECTORS, EncodingStats, VectorOptions
+from ralm.retrieval.dense.options import HASHES, RAW, VECTORS, VectorOptions
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.terminal import Advance, progress_bar
 
@@ -58,11 +57,11 @@ def text_hashes(encoder: Encoder, passages: Sequence[Passage]) -> NDArray[np.byt
 class SavedChunks:
     """The vectors of an encoder in the folder `work`, in files of up to `CHUNK` texts.
 
-    `advance` is called as passages are encoded; `done` counts these.
+    `advance` is called as passages are encoded; `encoded` counts them.
     """
 
     def __init__(self, work: Path, encoder: Encoder, advance: Advance | None = None) -> None:
-        self.done = NOTHING_ENCODED
+        self.encoded = 0
         self._work = work
         self._encoder = encoder
         self.advance = advance
@@ -76,9 +75,8 @@ class SavedChunks:
         """
         file = self._work / f"{self._prefix}-{_name(hash_P)}.npz"
         if not len(_hashes(file)):
-            begin = perf_counter()
             vectors_PD = self._encoder.encode_passages(passages, self.advance)
-            self.done = self.done.plus(EncodingStats(len(passages), perf_counter() - begin))
+            self.encoded += len(passages)
             _check_finite(vectors_PD, passages)
             _save(file, hash_P, vectors_PD)
         elif self.advance:
@@ -193,15 +191,14 @@ def _add(index: faiss.Index, known: KnownVectors, place_P: IntArray, options: Ve
         raw.flush()
 
 
-def vectors_record(encoder: Encoder, options: VectorOptions, encoded: EncodingStats) -> dict[str, JsonValue]:
+def vectors_record(encoder: Encoder, options: VectorOptions, encoded: int) -> dict[str, JsonValue]:
     """What the manifest records of vectors."""
     return {
         "encoder": encoder.config,
         "query_fingerprint": encoder.query_fingerprint,
         "query_reading": encoder.query_config.get("reading", {}),
         "dimension": encoder.dimension,
-        "encoded": encoded.passages,
-        "encoding_seconds": round(encoded.seconds, 3),
+        "encoded": encoded,
         **asdict(options),
     }
 

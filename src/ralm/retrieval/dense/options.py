@@ -7,7 +7,7 @@ import json
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 from ralm.errors import FolderError, UsageError, extra
 from ralm.grammar import keys_text
@@ -42,20 +42,6 @@ PASSAGE_ENCODER: Final = "passages"
 Pooling = Literal["auto", "mean", "cls"]
 QueryEnd = Literal["last", "first"]
 EncoderDtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-
-class EncodingStats(NamedTuple):
-    """The number of encoded passages, and the seconds that this took, added up over machines."""
-
-    passages: int
-    seconds: float
-
-    def plus(self, other: "EncodingStats") -> "EncodingStats":
-        """The sums of both."""
-        return EncodingStats(self.passages + other.passages, self.seconds + other.seconds)
-
-
-NOTHING_ENCODED: Final = EncodingStats(0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

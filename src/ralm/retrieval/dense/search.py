@@ -3,11 +3,9 @@
 Letters of shapes: Q queries, K hits per query, D dimensions.
 """
 
-import hashlib
 import struct
 from collections.abc import Sequence
 from copy import copy
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -59,9 +57,8 @@ most."""
 class Dense:
     """A retriever over the passage vectors of an index: `vectors`, whose rows are the numbers of the passages.
 
-    `fingerprint`: a hash that identifies the vectors; without one they are hashed when `config` is read. Raises
-    FolderError if the encoder's vectors have another length than those of the index, UsageError if an option is for
-    another kind of index.
+    `fingerprint`: a hash that identifies the vectors. Raises FolderError if the encoder's vectors have another length
+    than those of the index, UsageError if an option is for another kind of index.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class Dense:
         encoder: Encoder,
         options: DenseSearchOptions | None = None,
         *,
-        fingerprint: str | None = None,
+        fingerprint: str = "",
     ) -> None:
         if encoder.dimension != vectors.d:
             raise FolderError(
@@ -79,7 +76,7 @@ class Dense:
             )
         self._vectors = vectors
         self._encoder = encoder
-        self._known_fingerprint = fingerprint
+        self._fingerprint = fingerprint
         self._effort = _set_effort(vectors, options or DenseSearchOptions())
         self._mask_N: BoolArray | None = None
         self._excluded: IntArray = np.zeros(0, np.int64)
@@ -109,10 +106,6 @@ class Dense:
             **self._effort,
             **mask_config(self._mask_N),
         }
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return self._known_fingerprint or hashlib.sha256(faiss.serialize_index(self._vectors).data).hexdigest()[:16]
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query with their inner products; none for a blank query.
@@ -202,18 +195,14 @@ def check_encoder(index: Path, encoder: Encoder, vectors: VectorSet, *, advice: 
     It matches if its weights and the way it reads a text are those that the index records. Weights that were trained
     for vectors of the same passage encoder match too. `advice` ends the message.
     """
-    is_same = encoder.query_fingerprint == vectors.query_fingerprint
     trained_for = getattr(encoder, "trained_for", None)
-    if not is_same and trained_for is None:
-        raise FolderError(
-            f"the index at {index} was built with another encoder than this one (its weights are "
-            f"{vectors.query_fingerprint}, these {encoder.query_fingerprint}); {advice}"
-        )
-    if not is_same and trained_for != vectors.passage_fingerprint:
-        raise FolderError(
-            f"this query encoder was trained for passages encoded by other weights ({trained_for}) than those of the "
-            f"index at {index} ({vectors.passage_fingerprint}); {advice}"
-        )
+    if encoder.query_fingerprint != vectors.query_fingerprint:
+        if trained_for is None:
+            how = f"its weights are {vectors.query_fingerprint}, these {encoder.query_fingerprint}"
+            raise FolderError(f"the index at {index} was built with another encoder than this one ({how}); {advice}")
+        if trained_for != vectors.passage_fingerprint:
+            how = f"{trained_for}) than those of the index at {index} ({vectors.passage_fingerprint}"
+            raise FolderError(f"this query encoder was trained for passages encoded by other weights ({how}); {advice}")
     reading = encoder.query_config.get("reading")
     for name, value in vectors.query_reading.items():
         own = reading.get(name, value) if isinstance(reading, dict) else value
