@@ -1,6 +1,5 @@
 """Makes documents of the records that readers of formats find, and counts what is skipped."""
 
-import copy
 import datetime
 import json
 import math
@@ -187,12 +186,6 @@ class DocumentBuilder:
         highest = min(headings, key=lambda heading: heading.level, default=None)
         title = " ".join(title.split()) or (highest.title if highest else file.title)
         return self.whole(file.id, title, text, metadata, headings)
-
-    def skipping_bad(self) -> "DocumentBuilder":
-        """This builder, counting broken lines instead of raising an error."""
-        tolerant = copy.copy(self)  # shares what was seen and counted
-        tolerant.skip_bad = True
-        return tolerant
 
     def no_text(self, where: str, names: Iterable[str]) -> CorpusError:
         """The error for a record, or a table with these columns, that has no text."""

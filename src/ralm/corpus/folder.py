@@ -15,7 +15,7 @@ from ralm.corpus import documents, files
 from ralm.corpus.formats import SUFFIXES, is_known
 from ralm.errors import CorpusError, UsageError
 from ralm.options import Option, check_options
-from ralm.storage.remote import RemoteFile, remote_files_below
+from ralm.storage.remote import remote_files_below
 from ralm.terminal import path_text
 
 HUB_PREFIX: Final = "hf:"
@@ -218,10 +218,9 @@ class _Walk:
 
 
 def files_behind_url(
-    url: str, skipped: documents.Skipped, selection: FileSelection = ALL_FILES
-) -> Iterator[tuple[str, RemoteFile, str]]:
-    """The files of known kinds below a folder behind a URL, in the order of their paths, each with its path in it and
-    the suffix by which it is read.
+    url: str, begin: str, skipped: documents.Skipped, selection: FileSelection = ALL_FILES
+) -> Iterator[files.File]:
+    """The files of known kinds below a folder behind a URL, in the order of their paths; their ids begin with `begin`.
 
     `skipped` counts what is left out; there are no links. Raises CorpusError if the folder cannot be listed, or holds a
     dataset that `datasets` saved, or a pattern matches no file.
@@ -235,7 +234,8 @@ def files_behind_url(
                 f"{file}: a dataset that `datasets` saved is read from a disk only; copy its folder there."
             )
         elif suffix := choice.suffix(path_text(str(file)), path, is_empty=file.size == 0):
-            yield path, file, suffix
+            name = f"{begin}/{path}" if begin else path
+            yield files.File(file, name, f"{name}:", suffix=suffix)
     choice.check(url)
 
 

@@ -1,5 +1,6 @@
 """Reads documents one at a time from files, folders, URLs and Hugging Face datasets, and counts what it skips."""
 
+import copy
 import hashlib
 import warnings
 from collections import Counter
@@ -45,10 +46,9 @@ _EXAMPLES: Final = 3
 
 
 class RepeatedIds:
-    """Counts the documents whose id an earlier document has, among the first 8,388,608 documents.
+    """Counts the documents whose id an earlier document has, among the first 8,388,608, in 8 bytes a document.
 
-    Consecutive documents with one id are one document in parts, such as the pages of a PDF file. Memory is bounded: 8
-    bytes a document.
+    Consecutive documents with one id are one document in parts, such as the pages of a PDF file.
     """
 
     def __init__(self) -> None:
@@ -154,10 +154,7 @@ def read_documents(
 
 
 def _documents_of(source: Source, builder: DocumentBuilder) -> Iterator[Document]:
-    """The documents of a source that have text.
-
-    Raises CorpusError, listing what was skipped, if there is none.
-    """
+    """The documents of a source that have text; CorpusError, listing what was skipped, if there is none."""
     document, skipped = None, builder.skipped
     before = Counter(skipped.counts)
     skipped.merge(source.skipped)
@@ -170,13 +167,11 @@ def _documents_of(source: Source, builder: DocumentBuilder) -> Iterator[Document
 
 
 def documents_of_files(files: Iterable[File], builder: DocumentBuilder, *, in_folder: bool) -> Iterator[Document]:
-    """The documents of files that have text, one after another; in a folder, what is broken is skipped.
-
-    Raises StorageError if a file behind a URL cannot be read to its end.
-    """
+    """The documents of files that have text, one after another; in a folder, what is broken is skipped."""
     skipped = builder.skipped
     if in_folder:
-        builder = builder.skipping_bad()
+        builder = copy.copy(builder)  # it shares what was seen and counted
+        builder.skip_bad = True
     for file in files:
         documents = (
             document_reader(file.suffix)(file, builder)
@@ -210,28 +205,24 @@ def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES, li
     installed.
     """
     skipped, path, prefix = Skipped(listing=listing), Path(source), f"{begin}:" if begin else ""
+
+    def single(file: File) -> Source:
+        return Source(source, iter([file]), False, skipped)
+
     if source.startswith(HUB_PREFIX):
-        dataset = File(path, source, prefix, dataset=source.removeprefix(HUB_PREFIX))
-        return Source(source, iter([dataset]), False, skipped)
-    file: FilePath | None = path
+        return single(File(path, source, prefix, dataset=source.removeprefix(HUB_PREFIX)))
     if is_url(source):
-        file = remote_file(source)
-    elif not path.exists() and not path.is_symlink():
-        raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
-    elif any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
-        return Source(source, iter([File(path, begin, prefix, dataset=source)]), False, skipped)
-    elif path.is_dir():
-        file = None
-    if file is not None:
-        return Source(source, iter([_single_file(file, begin, prefix, selection)]), False, skipped)
-    if is_url(source):
-        behind = [
-            File(one, name, f"{name}:", suffix=suffix)
-            for below, one, suffix in files_behind_url(source, skipped, selection)
-            for name in ["/".join(filter(None, (begin, below)))]
-        ]
+        if remote := remote_file(source):
+            return single(_single_file(remote, begin, prefix, selection))
+        behind = list(files_behind_url(source, begin, skipped, selection))
         _check_extras({one.suffix for one in behind})
         return Source(source, iter(behind), True, skipped)
+    if not path.exists() and not path.is_symlink():
+        raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
+    if any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
+        return single(File(path, begin, prefix, dataset=source))
+    if not path.is_dir():
+        return single(_single_file(path, begin, prefix, selection))
     found = list(files_below(source, skipped, selection))
     _check_extras({one.suffix for one in found if not one.is_dataset})
     for one in [one for one in found if one.is_dataset][:1]:
@@ -268,10 +259,8 @@ def _file_below(folder: Path, found: Found, begin: str) -> File:
 
 
 def fingerprint_of(sources: Sequence[str]) -> str:
-    """SHA-256 of the names and contents of all files that the sources are read from; about a second a gigabyte.
-
-    Of a dataset of the hub only the name counts. Raises CorpusError as `find_files` does, or if a file cannot be read.
-    """
+    """SHA-256 of the names and contents of all files that the sources are read from; of a dataset of the hub only the
+    name counts. Raises CorpusError as `find_files` does, or if a file cannot be read."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update(f"{source}\n".encode("utf-8", "surrogateescape"))

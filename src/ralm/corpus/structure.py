@@ -231,7 +231,7 @@ def _whole_or(
 
 def _lines(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
     for first, last in _between(text, begin, end, _LINE):
-        yield from _words(text, first, last, words)
+        yield from _whole_or(_words, text, first, last, words)
 
 
 def _sentences(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
@@ -245,18 +245,13 @@ def _sentences(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
             ends.pop()
         at = ends[-1] if ends else at if size < _SENTENCE else at + size
         for after in ends:
-            yield from _words(text, begin, after, words)
+            yield from _whole_or(_words, text, begin, after, words)
             begin = after
         size = _SENTENCES if ends else min(2 * size, _SENTENCE)
 
 
 def _words(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
-    """A sentence or line, in parts if it has too many words."""
-    unit = _unit(text, begin, end, words)
-    if unit.words <= words:
-        if unit.words:
-            yield unit
-        return
+    """The parts of a sentence or line that has too many words."""
     for match in runs_of_words(words).finditer(text, begin, end):
         yield _unit(text, *match.span(), words)
 
