@@ -43,16 +43,15 @@ _SAMPLED: Final = 4
 _LOWEST: Final = -100.0
 """Stands for the log-probability of an impossible token, so that all sums are finite."""
 
-Stop: TypeAlias = Literal["measured", "budget"]
 Sum: TypeAlias = tuple[float, int]
 """A sum of gains in nats, and the tokens that it is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class HitGain:
-    """What the first of all passages gained, and the share of its runs of 13 words that stand in the unit."""
+    """The gain of the first of all passages, its document, and the share of its runs of 13 words in the unit."""
 
-    passage: int
+    document_id: str
     gain: float
     overlap: float
 
@@ -82,16 +81,12 @@ class Meter:
     """Measures units with a retriever, and with others, by their names, over the passages of an index."""
 
     passages: PassageStore
+    documents: PassageDocuments
     retriever: Retriever
     others: Mapping[str, Retriever]
     scorer: Scorer
     options: WorthOptions
     cost: Cost = field(default_factory=Cost)
-    documents: PassageDocuments = field(init=False)
-
-    def __post_init__(self) -> None:
-        made = PassageDocuments(self.passages, self.scorer.tokenizer, self.options.document_tokens, "auto")
-        object.__setattr__(self, "documents", made)
 
     def measure(self, units: Sequence[Unit], first: int) -> list[MeasuredUnit]:
         """Return the gains of units, after `first` others: every fourth also with all candidates for some strides."""
@@ -158,7 +153,7 @@ class Meter:
             first, every = read.passages[FIRST], read.passages[ALL]
             if every != NO_PASSAGE:
                 overlap = unit.overlap.overlap(self.passages[every].contents)
-                hits.append(HitGain(every, float(gain_of[every].sum()), overlap))
+                hits.append(HitGain(self._document(every), float(gain_of[every].sum()), overlap))
             self._add_kinds(kinds, unit, row, gain_of[first], first)
             if read.candidates:
                 gains_KT = np.stack([gain_of[number] for number, _ in read.candidates])
@@ -195,7 +190,7 @@ class Measuring:
         self._units = self._long_enough(held_out.units)
         self._ends = time.perf_counter() + 60 * minutes if minutes else math.inf
 
-    def until(self, count: int, advance: Advance) -> Stop | None:
+    def until(self, count: int, advance: Advance) -> Literal["measured", "budget"] | None:
         """Measure until there are so many units; why it stopped before."""
         while len(self.found) < count:
             if time.perf_counter() > self._ends:

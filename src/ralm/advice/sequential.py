@@ -31,7 +31,7 @@ _ANGLES: Final = 100_001
 _HALVINGS: Final = 50
 _SYMMETRIC: Final = 1e-9
 _NORMAL: Final = NormalDist()
-_erf: Final = np.vectorize(math.erf, otypes=[float])
+_below: Final = np.vectorize(_NORMAL.cdf, otypes=[float])
 
 
 def looks(most: int) -> list[int]:
@@ -65,11 +65,6 @@ def spending_bounds(units_K: Sequence[int], most: int, *, last: bool = False) ->
         density_G = (np.exp(-(steps_GG**2) / 2) @ density_G) / spread / math.sqrt(2 * math.pi) * (edges[1] - edges[0])
         grid_G, before, spent = after_G, units, total
     return bounds
-
-
-def _below(values_G: DoubleArray) -> DoubleArray:
-    """The standard normal distribution function."""
-    return (1 + np.asarray(_erf(values_G / math.sqrt(2)))) / 2
 
 
 @cache

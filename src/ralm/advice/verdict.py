@@ -6,7 +6,7 @@ Units are measured until the verdict is certain (`ralm.advice.sequential`), the 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from pydantic import JsonValue
@@ -17,6 +17,7 @@ from ralm.advice.sequential import FIRST_LOOK, SequentialGain, looks, sequential
 from ralm.errors import BudgetError, UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
+from ralm.reading.tokens import PassageDocuments
 from ralm.records import DoubleArray
 from ralm.retrieval.index import Index
 from ralm.terminal import progress_bar
@@ -24,6 +25,7 @@ from ralm.training.gains import HeldOutGain, held_out_gains
 from ralm.validation import scores_given_texts
 
 WorthVerdict = Literal["helps", "near duplicates", "no difference", "open", "harms"]
+Stopped = Literal["certain", "budget", "measured"]
 
 _NEGLIGIBLE: Final = 0.01
 """Nats per token: if the whole interval is nearer to 0, there is no difference that matters."""
@@ -65,7 +67,6 @@ class Worth:
     """The verdict on a corpus: the `gain` per token of the first passage that is no near duplicate, with an interval
     that keeps its level over all looks. `readings` have 95% intervals of a bootstrap over units."""
 
-    corpus: str
     lm: str
     text: str
     noun: str
@@ -73,7 +74,7 @@ class Worth:
     given: bool
     retriever: str
     verdict: WorthVerdict
-    stopped: Literal["certain", "budget", "measured"]
+    stopped: Stopped
     gain: SequentialGain
     with_duplicates: SequentialGain
     near_duplicates: float | None
@@ -86,8 +87,6 @@ class Worth:
     standing_in: int
     skipped: int
     cost: Cost
-    requests: int | None
-    spent: float | None
 
     @property
     def sentence(self) -> str:
@@ -133,7 +132,8 @@ def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Met
     has_bm25 = index.bm25_options is not None
     others = {DENSE: index.dense()} if has_bm25 and index.vectors else {}
     scorer = Scorer(model, progress=False)
-    return Meter(index.passages, index.bm25 if has_bm25 else index.dense(), others, scorer, options)
+    documents = PassageDocuments(index.passages, scorer.tokenizer, options.document_tokens, "auto")
+    return Meter(index.passages, documents, index.bm25 if has_bm25 else index.dense(), others, scorer, options)
 
 
 def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options: WorthOptions | None = None) -> Worth:
@@ -144,27 +144,18 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
     """
     options = options or WorthOptions()
     meter = open_meter(index, model, options)
-    if held_out.most < FIRST_LOOK:
-        raise _too_few(held_out, held_out.most)
-    before = _usage(model)
+    _check_enough(held_out, held_out.most)
     measuring = Measuring(meter, held_out, options.budget)
-    stopped, decided = _measure(measuring, held_out.most)
+    stopped = _measure(measuring, held_out.most)
     measured = measuring.found
-    if len(measured) < min(2 if stopped == "budget" else FIRST_LOOK, held_out.most):
-        if stopped == "budget":
-            raise BudgetError(f"the budget ended before two {held_out.noun} were measured: raise it.")
-        raise _too_few(held_out, len(measured))
-    sums = {name: _sums(measured, name) for name in measured[0].gains}
-    bound = decided
-    if bound is None:  # it stopped between two looks
-        looked = [look for look in looks(held_out.most) if look < len(measured)]
-        bound = _bound([*looked, len(measured)], held_out.most, last=True)
-    gain, with_duplicates = (sequential_gain(*sums[name], bound) for name in (FIRST, ALL))
+    if stopped != "budget":
+        _check_enough(held_out, len(measured))
+    elif len(measured) < 2:
+        raise BudgetError(f"the budget ended before two {held_out.noun} were measured: raise it.")
+    bound = _bound(len(measured), held_out.most, last=stopped != "certain")
+    gain, with_duplicates = (sequential_gain(*_sums(measured, name), bound) for name in (FIRST, ALL))
     verdict = _verdict(gain, with_duplicates)
-    total = with_duplicates.gain
-    after = _usage(model)
     return Worth(
-        corpus=str(index.path),
         lm=model.name,
         text=held_out.description,
         noun=held_out.noun,
@@ -175,52 +166,43 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
         stopped=stopped,
         gain=gain,
         with_duplicates=with_duplicates,
-        near_duplicates=max(0.0, 1 - gain.gain / total) if with_duplicates.low > 0 else None,
+        near_duplicates=max(0.0, 1 - gain.gain / with_duplicates.gain) if with_duplicates.low > 0 else None,
         needed=gain.needed(held_out.most) if verdict == "open" else None,
         readings=_readings(measured, options.seed),
         overlaps=_overlaps(measured),
-        kinds=_parts([one.kinds for one in measured], int(sums[FIRST][1].sum()), options.seed),
+        kinds=_parts([one.kinds for one in measured], sum(one.gains[FIRST][1] for one in measured), options.seed),
         metadata=_by_metadata(measured, options.seed),
-        documents=_document_gains(measured, meter),
+        documents=_document_gains(measured),
         standing_in=sum(any(hit.overlap > STANDS_IN for hit in one.hits) for one in measured),
         skipped=measuring.skipped,
         cost=meter.cost,
-        requests=None if before is None or after is None else after.requests - before.requests,
-        spent=None if before is None or after is None or after.cost is None else after.cost - (before.cost or 0),
     )
 
 
-def _too_few(held_out: HeldOut, count: int) -> UsageError:
-    """The error of a text with so few units."""
-    return UsageError(
-        f"{held_out.description} has {count:,} {held_out.noun} that are long enough, too few for any verdict: it needs "
-        f"{FIRST_LOOK}."
-    )
+def _check_enough(held_out: HeldOut, count: int) -> None:
+    """Raise UsageError if so few units allow no verdict."""
+    if count < FIRST_LOOK:
+        raise UsageError(
+            f"{held_out.description} has {count:,} {held_out.noun} that are long enough, too few for any verdict: it "
+            f"needs {FIRST_LOOK}."
+        )
 
 
-def _usage(model: LanguageModel) -> Any:
-    """What a server was used for so far; None for a model that runs here."""
-    client: Any = getattr(Scorer.of(model).model, "client", None)
-    return None if client is None else client.usage
-
-
-def _measure(measuring: Measuring, most: int) -> tuple[Literal["certain", "budget", "measured"], float | None]:
-    """Why no more units are measured, and the bound of the last look if it was planned."""
-    looked: list[int] = []
+def _measure(measuring: Measuring, most: int) -> Stopped:
+    """Measure until the verdict is certain; return why no more units are measured."""
     with progress_bar("Measuring", total=most) as advance:
         for look in looks(most):
             if stop := measuring.until(look, advance):
-                return stop, None
-            looked.append(look)
-            bound = _bound(looked, most)
-            gain = sequential_gain(*_sums(measuring.found, FIRST), bound)
+                return stop
+            gain = sequential_gain(*_sums(measuring.found, FIRST), _bound(look, most))
             if gain.spread and _verdict(gain) != "open":  # equal units say nothing of a rare gain
-                return "certain", bound
-    return "measured", _bound(looked, most)
+                return "certain"
+    return "measured"
 
 
-def _bound(units: Sequence[int], most: int, *, last: bool = False) -> float:
-    return spending_bounds(units, max(most, units[-1]), last=last)[-1]
+def _bound(units: int, most: int, *, last: bool = False) -> float:
+    """Return the bound of the standardised mean after so many units; the `last` look spends the whole level."""
+    return spending_bounds([*(look for look in looks(most) if look < units), units], most, last=last)[-1]
 
 
 def _verdict(gain: SequentialGain, with_duplicates: SequentialGain | None = None) -> WorthVerdict:
@@ -289,12 +271,12 @@ def _overlaps(measured: Sequence[MeasuredUnit]) -> list[OverlapPart]:
     return parts
 
 
-def _document_gains(measured: Sequence[MeasuredUnit], meter: Meter) -> list[DocumentGain]:
+def _document_gains(measured: Sequence[MeasuredUnit]) -> list[DocumentGain]:
     """The documents of the corpus that gained most, then those that harmed most."""
     sums: defaultdict[str, list[float]] = defaultdict(list)
     for one in measured:
         for hit in one.hits:
-            sums[meter.passages[hit.passage].document_id].append(hit.gain)
+            sums[hit.document_id].append(hit.gain)
     rows = [DocumentGain(document_id=name, gain=sum(own), strides=len(own)) for name, own in sums.items()]
     rows.sort(key=lambda row: -row.gain)
     return [row for place, row in enumerate(rows) if place < _LISTED or place >= len(rows) - _LISTED]

@@ -185,6 +185,4 @@ def _cost(found: "Worth") -> str:
     cost = found.cost
     tokens = cost.passage_tokens / max(1, cost.readings)
     slower = cost.passage_seconds / max(cost.plain_seconds, 1e-9)
-    more = "" if found.requests is None else f"; {found.requests:,} requests"
-    more += "" if found.spent is None else f" for {found.spent:.4g}"
-    return f"A passage adds {tokens:.0f} tokens to a stride; reading took {slower:.1f} times as long{more}."
+    return f"A passage adds {tokens:.0f} tokens to a stride; reading took {slower:.1f} times as long."

@@ -4,11 +4,10 @@ A machine answers the questions that are answered together on one machine, too. 
 process keeps them; from there the answers are made, as after a run that was killed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
@@ -27,9 +26,8 @@ from ralm.protocols import Continuations, WritingModel
 from ralm.records import FloatArray, ScoringSequence
 from ralm.storage.store import Store
 
-_Entries: TypeAlias = Sequence[tuple[bytes, bytes]]
-_Chunk: TypeAlias = Sequence[tuple[int, ScoringSequence]]
-"""Sequences with their numbers."""
+_Chunk: TypeAlias = tuple[int, Sequence[ScoringSequence]]
+"""Sequences that are scored together, with their number."""
 
 _PACKAGES: Final = ("torch", "transformers")
 """Packages whose versions decide the results of a model."""
@@ -115,15 +113,14 @@ class ClusterModel:
         Raises ClusterError if a sequence ends its process again and again, or the cluster fails.
         """
         tokens = _TOKENS["cuda" if self._facts["device"].startswith("cuda") else "cpu"]
-        chunks = list(_chunks(passes, tokens))
-        early: dict[int, FloatArray] = {}
+        chunks = enumerate(split_by_tokens(passes, tokens))
+        early: dict[int, Sequence[FloatArray]] = {}
         due = 0
-        done = self.machines.run(self.loader, _score, chunks, describe=self._describe)
-        with closing(done):
-            for chunk, found in done:
-                early |= {number: log_probs for (number, _), log_probs in zip(chunk, found, strict=True)}
+        with closing(self.machines.run(self.loader, _score, chunks, describe=self._describe)) as done:
+            for (number, _), log_probs in done:
+                early[number] = log_probs
                 while due in early:
-                    yield early.pop(due)
+                    yield from early.pop(due)
                     due += 1
 
     def answer_remotely(
@@ -138,23 +135,24 @@ class ClusterModel:
         The machines fill the store of scores and answers; then it runs here and finds everything there. Raises
         ClusterError if a question ends its process again and again, or the cluster fails.
         """
-        kept, stored = store or Store(), cast("Any", _StoredModel(self))
+        kept, replayed = store or Store(), cast("Any", _StoredModel(self))
 
-        def answer(group: Sequence[int]) -> list[AnsweredInput]:
-            return [*answer_all([inputs[number] for number in group], stored, options, kept, prompt)]
+        def stored(group: Sequence[int]) -> list[AnsweredInput] | None:
+            """Return the answers to questions, None if one is not stored."""
+            try:
+                return [*answer_all([inputs[number] for number in group], replayed, options, kept, prompt)]
+            except _NotStoredError:
+                return None
 
         groups = [*groups_of(inputs)]
-        new = [[number for number in group if not _is_stored(answer, [number])] for group in groups]
-        tasks = [_Questions(options, prompt, [(number, inputs[number]) for number in group]) for group in new if group]
-        missing = {number for task in tasks for number, _ in task.inputs}
-        run = self.machines.run(self.loader, _answer_questions, tasks, describe=_describe_questions)
-        with closing(run) as done:
+        new = ([inputs[number] for number in group] for group in groups if stored(group) is None)
+        tasks = [_Questions(options, prompt, group) for group in new]
+        with closing(self.machines.run(self.loader, _answer_questions, tasks, describe=_describe_questions)) as done:
             for group in groups:
-                while not missing.isdisjoint(group):
-                    task, entries = next(done)
+                while (answered := stored(group)) is None:
+                    _, entries = next(done)
                     kept.put(entries)
-                    missing -= {number for number, _ in task.inputs}
-                for number, one in zip(group, answer(group), strict=True):
+                for number, one in zip(group, answered, strict=True):
                     yield number, *one[1:]
 
     def continuations(self) -> Continuations:
@@ -162,25 +160,19 @@ class ClusterModel:
         raise UsageError(f"{self.name} only scores texts on a cluster; it continues none.")
 
     def _describe(self, chunk: _Chunk) -> str:
-        return f"scoring texts of up to {len(chunk[0][1].tokens_N):,} tokens with {self.name}"
+        return f"scoring texts of up to {len(chunk[1][0].tokens_N):,} tokens with {self.name}"
 
 
 def _score(model: LocalLanguageModel, chunk: _Chunk) -> list[FloatArray]:
-    return list(model.score([one for _, one in chunk]))
-
-
-def _chunks(sequences: Sequence[ScoringSequence], tokens: int) -> Iterator[_Chunk]:
-    """Sequences in order with their numbers, about so many tokens at a time."""
-    numbered = enumerate(sequences)
-    return ([*islice(numbered, len(some))] for some in split_by_tokens(sequences, tokens))
+    return list(model.score(chunk[1]))
 
 
 class _Questions(NamedTuple):
-    """A task of answering: questions with their numbers, and how they are answered."""
+    """A task of answering: questions, and how they are answered."""
 
     options: AnswerOptions
     prompt: QuestionPrompt | None
-    inputs: Sequence[tuple[int, QuestionInput]]
+    inputs: Sequence[QuestionInput]
 
 
 class _NotStoredError(RalmError):
@@ -205,21 +197,13 @@ class _StoredModel:
         raise _NotStoredError
 
 
-def _is_stored(answer: Callable[[Sequence[int]], object], group: Sequence[int]) -> bool:
-    try:
-        answer(group)
-    except _NotStoredError:
-        return False
-    return True
-
-
-def _answer_questions(model: WritingModel, task: _Questions) -> _Entries:
+def _answer_questions(model: WritingModel, task: _Questions) -> Sequence[tuple[bytes, bytes]]:
     """Answer questions; returns the entries of the store of scores and answers."""
     store = Store()
-    for _ in answer_all([one for _, one in task.inputs], model, task.options, store, task.prompt):
+    for _ in answer_all(task.inputs, model, task.options, store, task.prompt):
         pass
     return store.items()
 
 
 def _describe_questions(task: _Questions) -> str:
-    return f"answering questions from {task.inputs[0][1].question.id} on"
+    return f"answering questions from {task.inputs[0].question.id} on"

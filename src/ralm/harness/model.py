@@ -151,9 +151,16 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return {"ralm": self.settings}
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Use a cache of the harness (`use_cache`) for answers of these settings alone."""
-        if cache_hook.dbdict is not None:
-            _keep_apart(cache_hook.dbdict, self.settings)
+        """Use a cache of the harness (`use_cache`, a SqliteDict) for answers of these settings alone.
+
+        The harness finds an answer by the text of its request (`lm_eval.api.model.hash_args`), so one file would mix up
+        answers of several models or indexes, and those of the harness's own `hf`.
+        """
+        answers = cache_hook.dbdict
+        if answers is not None:
+            digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
+            plain_key = answers.encode_key
+            answers.encode_key = lambda key: f"ralm {digest} {plain_key(key)}"
         super().set_cache_hook(cache_hook)
 
     @property
@@ -338,14 +345,3 @@ def _plan_of(model: WritingModel, plan: PlanOptions | None, max_length: int | No
     check_length(model, length)
     lengths = {"max_length": length, **({} if passages else _WITHOUT_PASSAGES)}
     return PlanOptions(**lengths) if plan is None else replace(plan, **lengths)
-
-
-def _keep_apart(answers: Any, settings: dict[str, JsonValue]) -> None:
-    """Let a cache (the harness's SqliteDict) find and keep only answers of these settings.
-
-    The harness finds an answer by the text of its request alone (`lm_eval.api.model.hash_args`), so one file would mix
-    up answers of several models or indexes, and those of the harness's own `hf`.
-    """
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    own = answers.encode_key
-    answers.encode_key = lambda key: f"ralm {digest} {own(key)}"

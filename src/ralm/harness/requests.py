@@ -67,7 +67,7 @@ class Contexts:
         plan: PlanOptions,
         source: sources.FromRetriever | None,
         parts: Parts,
-        question_field: str | None = None,
+        question_field: str | None,
     ) -> None:
         self._model = model
         self._tokenizer = full_tokenizer(model.tokenizer)
