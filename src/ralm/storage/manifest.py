@@ -118,6 +118,14 @@ def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
     return manifest
 
 
+def is_current(folder: Path, manifest: Manifest) -> bool:
+    """Whether a folder still has this manifest, which was read from it.
+
+    Raises FolderError or DamagedFolderError.
+    """
+    return _parse(folder, manifest.kind)[0] == manifest
+
+
 def kind_of(folder: Path) -> str:
     """The name of a folder's kind, from its manifest.
 
@@ -210,14 +218,3 @@ def _fault(file: Path, entry: FileEntry, *, reads: bool) -> str:
 
 def _remedy(manifest: Manifest) -> str:
     return f"build the {manifest.kind} again or restore it from a copy."
-
-
-# Folders that are changed in place.
-
-
-def is_current(folder: Path, manifest: Manifest) -> bool:
-    """Whether a folder still has this manifest, which was read from it.
-
-    Raises FolderError or DamagedFolderError.
-    """
-    return _parse(folder, manifest.kind)[0] == manifest
