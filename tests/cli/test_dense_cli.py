@@ -94,7 +94,7 @@ def test_what_does_not_go_together(work: Path, tmp_path: Path) -> None:
     failed(ralm(*index, "--retriever", "dense"), 2, "--retriever dense or both and --encoder go together")
     failed(ralm(*index, "--encoder", work / "bert"), 2, "--encoder has no effect without --retriever dense or both")
     dense = ["--retriever", "dense", "--encoder", work / "bert"]
-    failed(ralm(*index, *dense, "--faiss", "Nonsense"), 2, "--faiss must be like Flat, SQfp16, HNSW32")
+    failed(ralm(*index, *dense, "--faiss", "Nonsense"), 2, "FAISS cannot make an index 'Nonsense'")
     failed(ralm(*index, "--retriever", "dense", "--encoder", tmp_path / "none"), 1, "there is no folder")
     done(*index, *dense, "--words", 10)
     failed(ralm("search", tmp_path / "i", "sea"), 2, "was not built for BM25; use --retriever dense")

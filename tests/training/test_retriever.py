@@ -235,7 +235,7 @@ def test_a_training_that_was_killed_while_it_encoded_ends_as_an_undisturbed_one(
     assert program.returncode == -signal.SIGKILL, errors
     assert not (tmp_path / "out").exists()
     assert list(open_index(index).vectors) == ["main"]
-    assert list(work.glob("encoding/*.npy"))
+    assert list(work.glob("encoding/*.npz"))
     assert not list(work.glob("version-????????"))
     run_again(tmp_path)
     check_trained(tmp_path)
