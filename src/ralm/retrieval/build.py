@@ -7,8 +7,8 @@ and vectors, so no text of them is analysed or encoded again.
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -68,8 +68,8 @@ def build_index(
 
     Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
     UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages or more than BM25
-    can number (2,147,483,648), StorageError, and for dense retrieval ModelError if
-    a vector is invalid, and CorpusError if a passage has no text.
+    can number (2,147,483,648), StorageError, and for dense retrieval ModelError if a vector is invalid, and CorpusError
+    if a passage has no text.
     """
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
@@ -90,7 +90,10 @@ def build_index(
             sets = layout.VectorSets(default=layout.MAIN, sets={layout.MAIN: record})
         recorded = _bm25_record(analysis, options or BM25Options()) if bm25 else None
         files = table.save(folder / layout.FILES_TABLE) if table else None
-        return _finish(folder, counts, describe(), recorded, sets, files)
+        settings = describe()
+        write_columns(folder)
+        entries = manifest.file_entries(folder)
+        return write_index_manifest(folder, entries, counts, settings, recorded, sets, files)
 
 
 def rebuild_index(
@@ -119,9 +122,7 @@ def rebuild_index(
     with atomic.storage_errors(old.path), ExitStack() as stack:
         if old.vectors:
             stack.enter_context(work.work_folder(work.unfinished(old.path), old.path))
-        folder = stack.enter_context(outputs.new_folder(old.path, kind=index.INDEX_KIND, force=True))
-        if not manifest.is_current(old.path, old.manifest):
-            raise FolderExistsError(f"another process has just changed {old.path}; run the command again.")
+        folder = stack.enter_context(new_version(old))
         new = folder / _NEW
         if first:
             new.mkdir()
@@ -145,7 +146,21 @@ def rebuild_index(
         elif files:
             atomic.link_file(old.path / layout.FILES_TABLE, folder / layout.FILES_TABLE)
         recorded = layout.VectorSets(default=old.vector_sets.default, sets=sets)
-        return _finish(folder, counts, old.manifest.settings, old.settings.bm25, recorded, files)
+        write_columns(folder)
+        entries, before = manifest.file_entries(folder), old.manifest.settings
+        return write_index_manifest(folder, entries, counts, before, old.settings.bm25, recorded, files)
+
+
+@contextmanager
+def new_version(old: index.Index) -> Iterator[Path]:
+    """Yield the folder of the next version of an index, which replaces it when the block succeeds.
+
+    Raises FolderExistsError if another process is writing the index, or has changed it since it was opened.
+    """
+    with outputs.new_folder(old.path, kind=index.INDEX_KIND, force=True) as folder:
+        if not manifest.is_current(old.path, old.manifest):
+            raise FolderExistsError(f"another process has just changed {old.path}; run the command again.")
+        yield folder
 
 
 class _Parts(NamedTuple):
@@ -273,17 +288,16 @@ def weights_config(config: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     return {name: value for name, value in config.items() if name not in ("encoder", "query_encoder")}
 
 
-def _finish(
+def write_index_manifest(
     folder: Path,
+    entries: dict[str, manifest.FileEntry],
     counts: dict[str, int],
     settings: Mapping[str, JsonValue],
     bm25: layout.BM25Record | None,
     vectors: layout.VectorSets,
     files: FilesRecord | None,
 ) -> manifest.Manifest:
-    """Write the columns and the manifest of an index in a folder that is complete otherwise."""
-    write_columns(folder)
-    entries = manifest.file_entries(folder)
+    """Write the manifest of an index in a folder with these files; `settings` may be those of the old version."""
     recorded = layout.settings_of(entries, bm25, vectors, files)
     others = {name: value for name, value in settings.items() if name not in layout.IndexSettings.model_fields}
     return manifest.write_manifest(

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense, PassageVectors
 
 INDEX_KIND: Final = FolderKind("index", version=3)
-
-
 _MAX_COMPARED: Final = 500
 """Passages that are analysed again at most; they are spread evenly and have some ten thousand different words."""
 
@@ -179,8 +177,7 @@ def open_index(path: Path | str, options: formula.BM25Options | None = None) -> 
 def check_index(path: Path | str) -> list[str]:
     """Check every byte of an index, and every posting, term and passage; of vectors only the number and the checksum.
 
-    Returns the damages, a few words each. Raises FolderError, or DamagedFolderError if
-    the manifest itself is invalid.
+    Returns the damages, a few words each. Raises FolderError, or DamagedFolderError if the manifest itself is invalid.
     """
     path = Path(path)
     damaged = check_every_byte(path)

@@ -33,8 +33,6 @@ VECTORS_FOLDER: Final = "vectors"
 """The folder of the sets of vectors, and the key of their records in a manifest's settings."""
 FILES_TABLE: Final = "files.table"
 """The table of the files that were indexed."""
-FILES: Final = "files"
-"""The key of their record in a manifest's settings."""
 MAIN: Final = "main"
 """The name of the set of vectors that an index is built with."""
 

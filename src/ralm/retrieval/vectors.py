@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval import layout
-from ralm.retrieval.build import check_vectors, encode_passages, weights_config
+from ralm.retrieval.build import check_vectors, encode_passages, new_version, weights_config, write_index_manifest
 from ralm.retrieval.dense.options import VectorOptions, dense_extra
-from ralm.retrieval.index import INDEX_KIND, Index, open_index
-from ralm.storage import atomic, manifest, outputs, work
+from ralm.retrieval.index import Index, open_index
+from ralm.storage import atomic, manifest, work
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import KnownVectors
@@ -122,9 +122,7 @@ def set_default_vectors(index: Path | str, name: str) -> manifest.Manifest:
 def _changed(index: Index, *, without: str = "") -> Iterator[Path]:
     """Yield a folder with links to the files of an index, but for those of a set of vectors; it replaces the index when
     the block succeeds. Raises FolderExistsError if another process is writing the index, or has changed it."""
-    with outputs.new_folder(index.path, kind=INDEX_KIND, force=True) as folder:
-        if not manifest.is_current(index.path, index.manifest):
-            raise FolderExistsError(f"another process has just changed {index.path}; run the command again.")
+    with new_version(index) as folder:
         for name in index.manifest.files:
             if not (without and name.startswith(layout.vectors_file(without, ""))):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -138,8 +136,4 @@ def _write(index: Index, folder: Path, sets: layout.VectorSets, *, new: str = ""
     entries = {name: entry for name, entry in before.files.items() if (folder / name).exists()}
     if new:
         entries |= manifest.file_entries(folder / layout.vectors_folder(new), folder)
-    recorded = layout.settings_of(entries, settings.bm25, sets, settings.files)
-    others = {name: value for name, value in before.settings.items() if name not in layout.IndexSettings.model_fields}
-    return manifest.write_manifest(
-        folder, kind=INDEX_KIND, settings={**others, **recorded}, counts=before.counts, files=entries
-    )
+    return write_index_manifest(folder, entries, before.counts, before.settings, settings.bm25, sets, settings.files)
