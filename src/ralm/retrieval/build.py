@@ -233,16 +233,15 @@ def encode_passages(
     """Write the vectors of passages into a new folder; return the record of the set, without its fingerprint.
 
     `saved` keeps encoded vectors, so the same call resumes after an interruption; the caller removes it. `before`: how
-    many other machines encoded. Raises ModelError if a vector is invalid, CorpusError if a passage has no
-    text, UsageError if there are too few vectors to train on.
+    many other machines encoded. Raises ModelError if a vector is invalid, CorpusError if a passage has no text,
+    UsageError if there are too few vectors to train on.
     """
     with dense_extra():
         from ralm.retrieval.dense.build import KnownVectors, SavedChunks, text_hashes, vectors_record, write_vectors
     options = options or VectorOptions()
     hash_P = text_hashes(encoder, passages)
-    with progress_bar("Encoding passages", len(passages)) as advance:
-        chunks = SavedChunks(saved, encoder, advance)
-        write_vectors(folder, passages, hash_P, known or KnownVectors(), options, chunks, encoder.dimension)
+    chunks = SavedChunks(saved, encoder)
+    write_vectors(folder, passages, hash_P, known or KnownVectors(), options, chunks, encoder.dimension)
     return layout.VectorSet.model_validate(
         {**vectors_record(encoder, options, chunks.encoded + before), "fingerprint": ""}
     )

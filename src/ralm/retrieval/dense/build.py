@@ -55,37 +55,34 @@ def text_hashes(encoder: Encoder, passages: Sequence[Passage]) -> NDArray[np.byt
 
 
 class SavedChunks:
-    """The vectors of an encoder in the folder `work`, in files of up to `CHUNK` texts.
+    """The vectors of an encoder in the folder `work`, in files of up to `CHUNK` texts; `encoded` counts those that were
+    encoded and not found there."""
 
-    `advance` is called as passages are encoded; `encoded` counts them.
-    """
-
-    def __init__(self, work: Path, encoder: Encoder, advance: Advance | None = None) -> None:
+    def __init__(self, work: Path, encoder: Encoder) -> None:
         self.encoded = 0
         self._work = work
         self._encoder = encoder
-        self.advance = advance
         config = json.dumps(encoder.config, sort_keys=True).encode()
         self._prefix = hashlib.sha256(config).hexdigest()[:HASH_BYTES]
 
-    def encode(self, passages: Sequence[Passage], hash_P: NDArray[np.bytes_]) -> Path:
+    def encode(self, passages: Sequence[Passage], hash_P: NDArray[np.bytes_], advance: Advance | None = None) -> Path:
         """Encode passages, whose texts have these hashes, unless that was done; return the file with their vectors.
 
-        Raises ModelError if a vector is invalid, StorageError if the disk is full.
+        `advance` is called as they are encoded. Raises ModelError if a vector is invalid, StorageError if the disk is
+        full.
         """
         file = self._work / f"{self._prefix}-{_name(hash_P)}.npz"
         if not len(_hashes(file)):
-            vectors_PD = self._encoder.encode_passages(passages, self.advance)
+            vectors_PD = self._encoder.encode_passages(passages, advance)
             self.encoded += len(passages)
             _check_finite(vectors_PD, passages)
             _save(file, hash_P, vectors_PD)
-        elif self.advance:
-            self.advance(len(passages))
         return file
 
-    def files(self) -> list[Path]:
-        """The files that are whole."""
-        return [file for file in sorted(self._work.glob(f"{self._prefix}-*.npz")) if len(_hashes(file))]
+    def add_to(self, known: "KnownVectors") -> None:
+        """Add the vectors of the files that are whole to `known`."""
+        for file in sorted(self._work.glob(f"{self._prefix}-*.npz")):
+            known.add_file(file, _hashes(file))
 
 
 class _Source(NamedTuple):
@@ -105,9 +102,9 @@ class KnownVectors:
         """Add vectors of texts with these hashes; `read` gives those of some rows (rising)."""
         self._sources.append(_Source(hash_V, read))
 
-    def add_file(self, file: Path) -> None:
-        """Add the vectors of a saved chunk."""
-        self.add(_hashes(file), lambda rows: _read(file)[1][rows])
+    def add_file(self, file: Path, hash_V: NDArray[np.bytes_]) -> None:
+        """Add the vectors of a saved chunk of texts with these hashes."""
+        self.add(hash_V, lambda rows: _read(file)[1][rows])
 
     def places(self, hash_P: NDArray[np.bytes_]) -> IntArray:
         """The places (int64) of the vectors with these hashes, for `read`; -1 where there is none."""
@@ -149,15 +146,15 @@ def write_vectors(
     """
     index = new_faiss_index(dimension, options.faiss)
     if chunks:
-        for file in chunks.files():
-            known.add_file(file)
+        chunks.add_to(known)
         _, firsts = np.unique(hash_P, return_index=True)
         new = np.sort(firsts[known.places(hash_P[firsts]) == _UNKNOWN])
-        if chunks.advance:
-            chunks.advance(len(hash_P) - len(new))
-        for begin in range(0, len(new), CHUNK):
-            rows = new[begin : begin + CHUNK]
-            known.add_file(chunks.encode([passages[row] for row in rows.tolist()], hash_P[rows]))
+        with progress_bar("Encoding passages", len(hash_P)) as advance:
+            advance(len(hash_P) - len(new))
+            for begin in range(0, len(new), CHUNK):
+                rows = new[begin : begin + CHUNK]
+                file = chunks.encode([passages[row] for row in rows.tolist()], hash_P[rows], advance)
+                known.add_file(file, hash_P[rows])
     place_P = known.places(hash_P)
     assert (place_P != _UNKNOWN).all(), "every text is known or encoded"
     if not index.is_trained:
