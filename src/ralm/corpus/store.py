@@ -65,11 +65,11 @@ def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]
             writer.write_batch(_record_batch(batch))
 
 
-def join_passages(path: Path, pieces: "Iterable[tuple[PassageStore, range]]") -> None:
+def join_passages(path: Path, ranges: "Iterable[tuple[PassageStore, range]]") -> None:
     """Write the passages of ranges of stores to `path`, as `write_passages` writes them, without reading one by one."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
         joined = _JoinedBatch()
-        for store, rows in pieces:
+        for store, rows in ranges:
             begin = rows.start
             while begin < rows.stop:
                 end = min(rows.stop, begin + joined.room, (begin // ROWS_A_BATCH + 1) * ROWS_A_BATCH)

@@ -128,7 +128,7 @@ def rebuild_index(
             new.mkdir()
             _write_passages(chain([first], passages), new, old.analysis, build)
         parts = _Parts.of(old, new if first else None, arrange)
-        join_passages(folder / PASSAGES_FILE, parts.pieces)
+        join_passages(folder / PASSAGES_FILE, parts.ranges)
         counts = {
             "documents": sum(1 for _ in PassageStore(folder / PASSAGES_FILE).documents()),
             "passages": parts.passages,
@@ -169,7 +169,7 @@ class _Parts(NamedTuple):
 
     stores: list[PassageStore]
     numbers: list[NDArray[np.int32]]
-    pieces: list[tuple[PassageStore, range]]
+    ranges: list[tuple[PassageStore, range]]
     passages: int
 
     @classmethod
@@ -183,16 +183,16 @@ class _Parts(NamedTuple):
                 f"{some_ids(twice)} given twice among the added documents; give each document an id of its own."
             )
         numbers = [np.full(len(store), merging.NOT_KEPT, np.int32) for store in stores]
-        pieces, passages = list[tuple[PassageStore, range]](), 0
-        for piece in arrange(ids):
-            place, rows = (0, piece) if isinstance(piece, range) else (1, rows_of.get(piece, range(0)))
+        ranges, passages = list[tuple[PassageStore, range]](), 0
+        for stretch in arrange(ids):
+            place, rows = (0, stretch) if isinstance(stretch, range) else (1, rows_of.get(stretch, range(0)))
             if rows:
-                pieces.append((stores[place], rows))
+                ranges.append((stores[place], rows))
                 numbers[place][rows.start : rows.stop] = np.arange(passages, passages + len(rows))
                 passages += len(rows)
-        if not pieces:
+        if not ranges:
             raise UsageError(f"nothing would be left of {old.path}; build a new index instead.")
-        return cls(stores, numbers, pieces, passages)
+        return cls(stores, numbers, ranges, passages)
 
 
 def _write_passages(

@@ -169,23 +169,23 @@ def _arranged(
     """The passages of the new index in the order of an index that is built of its sources now; documents that programs
     added come last."""
     of_file, others = _documents_by_file(index, table)
-    pieces: list[Stretch] = []
+    stretches: list[Stretch] = []
     for one in files:
         entry = one if isinstance(one, Entry) else one.old
-        stretches = of_file[entry.state.source, entry.state.file] if entry else []
+        documents = of_file[entry.state.source, entry.state.file] if entry else []
         if isinstance(one, Entry) or one.documents is None:
-            pieces += (numbers for document, numbers in stretches if document not in gone)
+            stretches += (numbers for document, numbers in documents if document not in gone)
             continue
         kept: dict[str, list[range]] = {}
-        for document, numbers in stretches:
+        for document, numbers in documents:
             if document not in gone:
                 kept.setdefault(document, []).append(numbers)
         for document in one.documents:
             if document in new:
-                pieces.append(document)
+                stretches.append(document)
             elif kept.get(document):
-                pieces.append(kept[document].pop(0))
-    return _joined([*pieces, *(numbers for document, numbers in others if document not in gone)])
+                stretches.append(kept[document].pop(0))
+    return _joined([*stretches, *(numbers for document, numbers in others if document not in gone)])
 
 
 def _documents_by_file(
@@ -196,23 +196,23 @@ def _documents_by_file(
     document = next(documents, None)
     of_file: dict[tuple[int, str], list[tuple[str, range]]] = {}
     for key, entry in table.entries.items():
-        stretches = of_file[key] = []
+        own = of_file[key] = []
         for listed in table.documents(entry):
             if document is not None and document[0] == listed:
-                stretches.append(document)
+                own.append(document)
                 document = next(documents, None)
     return of_file, [*([document] if document else []), *documents]
 
 
-def _joined(pieces: Sequence[Stretch]) -> list[Stretch]:
-    """The same pieces, with ranges that follow each other as one."""
+def _joined(stretches: Sequence[Stretch]) -> list[Stretch]:
+    """The same stretches, with ranges that follow each other as one."""
     joined: list[Stretch] = []
-    for piece in pieces:
+    for stretch in stretches:
         last = joined[-1] if joined else None
-        if isinstance(piece, range) and isinstance(last, range) and last.stop == piece.start:
-            joined[-1] = range(last.start, piece.stop)
+        if isinstance(stretch, range) and isinstance(last, range) and last.stop == stretch.start:
+            joined[-1] = range(last.start, stretch.stop)
         else:
-            joined.append(piece)
+            joined.append(stretch)
     return joined
 
 

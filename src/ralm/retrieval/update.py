@@ -41,13 +41,13 @@ def update_index(
     """
     opened = open_index(Path(index).resolve())
     given, remove = encoders or {}, [*remove]
-    documents_to_remove(opened, remove, [], replace=replace)  # fails before the passages are analysed
+    removed = documents_to_remove(opened, remove, [], replace=replace)  # fails before the passages are analysed
 
     def arrange(added: Sequence[str]) -> list[Stretch]:
-        gone = documents_to_remove(opened, remove, added, replace=replace)
+        gone = documents_to_remove(opened, remove, added, replace=replace) if added else removed
         if not added and not gone:
             raise UsageError("there is nothing to update: give passages to add, or documents to remove.")
-        return [*kept_pieces(len(opened.passages), gone.values()), *added]
+        return [*kept_stretches(len(opened.passages), gone.values()), *added]
 
     def encoder(name: str) -> Encoder:
         return given.get(name) or load_encoder(opened.encoder_options(name))
@@ -87,7 +87,7 @@ def documents_to_remove(
     return documents
 
 
-def kept_pieces(passages: int, gone: Iterable[range]) -> list[Stretch]:
+def kept_stretches(passages: int, gone: Iterable[range]) -> list[Stretch]:
     """Return the ranges of the passages of an index that are left without those of some documents."""
     ordered = sorted(gone, key=lambda numbers: numbers.start)
     ends = [0, *(border for numbers in ordered for border in (numbers.start, numbers.stop)), passages]
