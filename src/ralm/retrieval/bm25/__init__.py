@@ -2,8 +2,9 @@
 
 formula.py         idf, impacts and stored lengths; options; weights of query terms
 arrays.py          the arrays on disk: names, checks, and the codes of postings
-segments.py        runs of passages with arrays of their own; removed passages; merging segments
 build.py           texts in, term ids and arrays out, in bounded memory and several processes
+words.py           texts in, term ids out
+merging.py         the arrays of an older index and of new passages as one
 writing.py         sorted runs of postings, the code table, and the files of the arrays
 
 search.py          queries in, hits out, by the faster of two ways
