@@ -298,13 +298,7 @@ def _steps(points: int) -> int:
 
 
 @kernels.kernel
-def _bound_rare(
-    postings: Postings,
-    query: _Query,
-    base: int,
-    room: _Room,
-    sparse: bool,
-) -> None:
+def _bound_rare(postings: Postings, query: _Query, base: int, room: _Room, sparse: bool) -> None:
     """Write the highest sum of each block of a partition, in steps."""
     sums_N, rare_B = room.sums_N, room.rare_B
     if not sparse:
@@ -319,13 +313,7 @@ def _bound_rare(
 
 
 @kernels.kernel
-def _clear(
-    postings: Postings,
-    query: _Query,
-    base: int,
-    room: _Room,
-    sparse: bool,
-) -> None:
+def _clear(postings: Postings, query: _Query, base: int, room: _Room, sparse: bool) -> None:
     """Set the sums and the bounds of rare terms in a partition to 0 again."""
     if not sparse:
         room.sums_N[:] = 0

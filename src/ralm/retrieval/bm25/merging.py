@@ -46,7 +46,7 @@ class _PostingCounts:
 
 
 def merge_arrays(sources: Sequence[MergedArrays], folder: Path, at_a_time: int) -> writing.IndexCounts:
-    """Write into `folder` the arrays of the kept passages of sources, about `at_a_time` postings at a time.
+    """Write into `folder` the arrays of the kept passages of one or two sources, some `at_a_time` postings at a time.
 
     Raises DamagedFolderError if a source is damaged, CorpusError if they have more passages than BM25 can number.
     """
@@ -103,12 +103,11 @@ def _kept(source: MergedArrays) -> _PostingCounts:
 
 def _merged_places(sources: Sequence[MergedArrays]) -> tuple[list[NDArray[np.int64]], int]:
     """For each source the place of each of its terms among the terms of all sources in byte order; and their number."""
-    first, *others = (source.arrays for source in sources)
-    places, terms = [np.arange(len(first.term_ends))], len(first.term_ends)
-    for other in others:  # at most one: what was kept, and what is new
-        own, its = np.empty(terms, np.int64), np.empty(len(other.term_ends), np.int64)
-        terms = _merge_terms(first.vocabulary, first.term_ends, other.vocabulary, other.term_ends, own, its)
-        places = [own, its]
+    places = [np.arange(len(source.arrays.term_ends)) for source in sources]
+    terms = len(places[0])
+    if len(sources) > 1:
+        one, other = (source.arrays for source in sources)
+        terms = _merge_terms(one.vocabulary, one.term_ends, other.vocabulary, other.term_ends, *places)
     by_id = []
     for source, place in zip(sources, places, strict=True):
         place_V = np.empty(len(place), np.int64)
@@ -159,10 +158,7 @@ def _postings(
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
     """The kept postings, by term: new numbers of passages, and rows of the new code table."""
     for first, last in writing.term_ranges(offsets, at_a_time):
-        numbers, codes = (
-            np.empty(offsets[last] - offsets[first], np.int32),
-            np.empty(offsets[last] - offsets[first], np.int32),
-        )
+        numbers, codes = np.empty((2, offsets[last] - offsets[first]), np.int32)
         begins = offsets[first:last] - offsets[first]
         ends = begins.copy()
         for source, old, row_C in zip(sources, old_terms, rows, strict=True):
@@ -251,7 +247,6 @@ def _merge_terms(
     """Write the place of each term of two lists in byte order among the terms of both; returns how many these are."""
     i = j = place = 0
     while i < len(one_ends) or j < len(other_ends):
-        order = 0
         if i == len(one_ends):
             order = 1
         elif j == len(other_ends):
