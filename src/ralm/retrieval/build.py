@@ -182,14 +182,19 @@ class _Parts(NamedTuple):
             raise CorpusError(
                 f"{some_ids(twice)} given twice among the added documents; give each document an id of its own."
             )
-        numbers = [np.full(len(store), merging.NOT_KEPT, np.int32) for store in stores]
-        ranges, passages = list[tuple[PassageStore, range]](), 0
+        joined: list[tuple[int, range]] = []
         for stretch in arrange(ids):
             place, rows = (0, stretch) if isinstance(stretch, range) else (1, rows_of.get(stretch, range(0)))
-            if rows:
-                ranges.append((stores[place], rows))
-                numbers[place][rows.start : rows.stop] = np.arange(passages, passages + len(rows))
-                passages += len(rows)
+            if joined and (joined[-1][0], joined[-1][1].stop) == (place, rows.start):
+                joined[-1] = place, range(joined[-1][1].start, rows.stop)
+            elif rows:
+                joined.append((place, rows))
+        numbers = [np.full(len(store), merging.NOT_KEPT, np.int32) for store in stores]
+        ranges, passages = list[tuple[PassageStore, range]](), 0
+        for place, rows in joined:
+            ranges.append((stores[place], rows))
+            numbers[place][rows.start : rows.stop] = np.arange(passages, passages + len(rows))
+            passages += len(rows)
         if not ranges:
             raise UsageError(f"nothing would be left of {old.path}; build a new index instead.")
         return cls(stores, numbers, ranges, passages)

@@ -58,16 +58,15 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A file of a source as it is now, and in the table. `documents`: the ids of its documents as they are now, if
-    they may differ."""
+class _Reread:
+    """A file of a source that is new or changed: as it was when its documents were compared, and their ids, in order.
+    A file that stays is an `Entry` of the table."""
 
+    state: FileState
     file: File
     in_folder: bool
     seen: tuple[int, int] | None
-    state: FileState
-    old: Entry | None
-    documents: Sequence[str] | None = None
+    documents: Sequence[str]
 
 
 def sync_index(
@@ -120,18 +119,16 @@ def sync_index(
     table = FileTable(opened.path / layout.FILES_TABLE)
     builder = DocumentBuilder(_fields(opened), changes.skipped, skip_bad=record.skip_bad)
     selection = FileSelection(include=record.include, exclude=record.exclude, read_as=record.read_as)
-    found = _compare(read, selection, table, builder, changes, len(record.sources), allow_missing=allow_missing)
+    files = _compare(read, selection, table, builder, changes, len(record.sources), allow_missing=allow_missing)
     new = {*changes.added, *changes.changed}  # with records that moved to another file
     gone = documents_to_remove(opened, remove, {*new, *changes.removed})
-    every = [one for files in found.values() for one in files]
     if not sources:
-        _check_added(gone.keys() - {*changes.changed, *changes.removed}, table, every)
+        _check_added(gone.keys() - {*changes.changed, *changes.removed}, table, files)
     changes.added = [one for one in dict.fromkeys([*changes.added, *changes.changed]) if one not in gone]
     changes.changed = [one for one in gone if one in new]
     changes.removed = [one for one in gone if one not in new]
     if dry_run or not (changes or len(known) > len(record.sources)):
         return changes, opened.manifest
-    files = _files_in_order(len(known), found, table)
     written = FileTableWriter(opened.path.parent, record.model_copy(update={"sources": tuple(known)}))
     again = DocumentBuilder(builder.fields, Skipped(), skip_bad=record.skip_bad)
     kept: set[str] = set()
@@ -154,66 +151,24 @@ def sync_index(
     return changes, manifest
 
 
-def _files_in_order(sources: int, found: Mapping[int, Sequence[_Found]], table: FileTable) -> list[_Found | Entry]:
-    """The files of all sources in the order of the index: those of a source that is not read are as in the table."""
-    unread: dict[int, list[Entry]] = {}
-    for entry in table.entries.values():
-        if entry.state.source not in found:
-            unread.setdefault(entry.state.source, []).append(entry)
-    return [one for number in range(sources) for one in found.get(number, unread.get(number, ()))]
-
-
 def _arranged(
-    index: Index, files: Sequence[_Found | Entry], table: FileTable, gone: set[str], new: set[str]
+    index: Index, files: Sequence[_Reread | Entry], table: FileTable, gone: set[str], new: set[str]
 ) -> list[Stretch]:
     """The passages of the new index in the order of an index that is built of its sources now; documents that programs
     added come last."""
-    of_file, others = _documents_by_file(index, table)
+    kept: dict[str, list[range]] = {}
+    for document, numbers in index.passages.documents():
+        if document not in gone:
+            kept.setdefault(document, []).append(numbers)
     stretches: list[Stretch] = []
     for one in files:
-        entry = one if isinstance(one, Entry) else one.old
-        documents = of_file[entry.state.source, entry.state.file] if entry else []
-        if isinstance(one, Entry) or one.documents is None:
-            stretches += (numbers for document, numbers in documents if document not in gone)
-            continue
-        kept: dict[str, list[range]] = {}
-        for document, numbers in documents:
-            if document not in gone:
-                kept.setdefault(document, []).append(numbers)
-        for document in one.documents:
-            if document in new:
-                stretches.append(document)
-            elif kept.get(document):
+        for document in table.documents(one) if isinstance(one, Entry) else one.documents:
+            if kept.get(document):
                 stretches.append(kept[document].pop(0))
-    return _joined([*stretches, *(numbers for document, numbers in others if document not in gone)])
-
-
-def _documents_by_file(
-    index: Index, table: FileTable
-) -> tuple[dict[tuple[int, str], list[tuple[str, range]]], list[tuple[str, range]]]:
-    """The documents of each file of the table, which are in its order, with their passages; and all other documents."""
-    documents = index.passages.documents()
-    document = next(documents, None)
-    of_file: dict[tuple[int, str], list[tuple[str, range]]] = {}
-    for key, entry in table.entries.items():
-        own = of_file[key] = []
-        for listed in table.documents(entry):
-            if document is not None and document[0] == listed:
-                own.append(document)
-                document = next(documents, None)
-    return of_file, [*([document] if document else []), *documents]
-
-
-def _joined(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """The same stretches, with ranges that follow each other as one."""
-    joined: list[Stretch] = []
-    for stretch in stretches:
-        last = joined[-1] if joined else None
-        if isinstance(stretch, range) and isinstance(last, range) and last.stop == stretch.start:
-            joined[-1] = range(last.start, stretch.stop)
-        else:
-            joined.append(stretch)
-    return joined
+            elif document in new and isinstance(one, _Reread):
+                stretches.append(document)
+    added = (numbers for ranges in kept.values() for numbers in ranges)
+    return [*stretches, *sorted(added, key=attrgetter("start"))]
 
 
 def _fields(index: Index) -> Fields:
@@ -244,10 +199,11 @@ def _compare(
     recorded: int,
     *,
     allow_missing: bool,
-) -> dict[int, list[_Found]]:
-    """Return the files of sources, by number, of which the first `recorded` may be gone; note what changed."""
+) -> list[_Reread | Entry]:
+    """Return all files in the order of the index, and note what changed in `sources`, by number, of which the first
+    `recorded` may be gone. The files of other sources are as in the table."""
+    files: list[_Reread | Entry] = [one for one in table.entries.values() if one.state.source not in sources]
     left = {key: entry for key, entry in table.entries.items() if entry.state.source in sources}
-    found: dict[int, list[_Found]] = {}
     for number, known in sources.items():
         had = any(source == number for source, _ in table.entries)
         is_local = not (is_url(known.path) or known.path.startswith(HUB_PREFIX))
@@ -255,18 +211,16 @@ def _compare(
         source = Source(known.name, iter(()), True, Skipped())
         if not is_gone:
             source = find_files(known.path, known.ids, selection, builder.skipped.listing)
-        files = list(source.files)
-        if had and not files and not allow_missing:
+        present = list(source.files)
+        if had and not present and not allow_missing:
             raise CorpusError(
                 f"{known.path} {'does not exist' if is_gone else 'has no file any more'}; nothing was changed. "
                 "`allow_missing=True` removes its documents."
             )
         builder.skipped.merge(source.skipped)
-        compared = (
-            _compare_file(file, number, left.pop((number, file.id), None), table, builder, changes, source)
-            for file in files
-        )
-        found[number] = [one for one in compared if one is not None]
+        for file in present:
+            compared = _compare_file(file, number, left.pop((number, file.id), None), table, builder, changes, source)
+            files += [compared] if compared else []
         if source.skipped.counts[BROKEN_FILES] and any(other == number for other, _ in left) and not allow_missing:
             example = source.skipped.examples[BROKEN_FILES][0]
             raise CorpusError(
@@ -274,7 +228,7 @@ def _compare(
             )
     for entry in left.values():
         changes.removed += dict.fromkeys([entry.state.file, *table.parts(entry)])
-    return found
+    return sorted(files, key=lambda one: one.state.source)
 
 
 def _compare_file(
@@ -285,22 +239,21 @@ def _compare_file(
     builder: DocumentBuilder,
     changes: Changes,
     source: Source,
-) -> _Found | None:
-    """A file as it is now; None if it cannot be read and is not in the table."""
+) -> _Reread | Entry | None:
+    """A file as it is now, or as in the table if it did not change or cannot be read; None if it is not there."""
     seen = size_and_time(file)
     if old is not None and old.state.is_that_of(seen):
-        return _Found(file, source.is_folder, seen, old.state, old)
-    kept = _Found(file, source.is_folder, seen, old.state, old) if old else None
+        return old
     try:
         content = content_hash(file)
     except CorpusError as error:
         if not source.is_folder:
             raise
         builder.skipped.add(BROKEN_FILES, without_advice(error))
-        return kept
+        return old
     state = FileState.of(number, file, seen, content)
     if old is not None and old.state.hash == content:
-        return _Found(file, source.is_folder, seen, state, old)
+        return old._replace(state=state)
     broken, before = builder.skipped.counts[BROKEN_FILES], table.parts(old)
     ids, documents = Changes(), list[str]()
     if old is not None:
@@ -312,12 +265,12 @@ def _compare_file(
             ids.added.append(document)
         elif hashes != [document_hash(part) for part in parts]:
             ids.changed.append(document)
-    if kept and builder.skipped.counts[BROKEN_FILES] > broken:
-        return kept
+    if old is not None and builder.skipped.counts[BROKEN_FILES] > broken:
+        return old
     changes.added += ids.added
     changes.changed += ids.changed
     changes.removed += before
-    return _Found(file, source.is_folder, seen, state, old, documents)
+    return _Reread(state, file, source.is_folder, seen, documents)
 
 
 def _documents(file: File, builder: DocumentBuilder, *, in_folder: bool) -> Iterator[tuple[str, list[Document]]]:
@@ -326,21 +279,19 @@ def _documents(file: File, builder: DocumentBuilder, *, in_folder: bool) -> Iter
         yield document, list(parts)
 
 
-def _check_added(clashing: Set[str], table: FileTable, found: Sequence[_Found]) -> None:
+def _check_added(clashing: Set[str], table: FileTable, files: Sequence[_Reread | Entry]) -> None:
     """Raise CorpusError if one of these ids, which added documents share with documents of the index, is in a file that
     did not change. The ids of documents that `update_index` added are no fault: these are replaced."""
-    for one in found if clashing else ():
-        if one.old is not None and one.documents is None:
-            shared = sorted(clashing & {one.file.id, *table.parts(one.old)})
-            if shared:
-                raise CorpusError(
-                    f"{some_ids(shared)} in {one.file.path} and in another file; nothing was changed. Give each "
-                    "document an id of its own."
-                )
+    for one in files if clashing else ():
+        if isinstance(one, Entry) and (shared := sorted(clashing & {one.state.file, *table.parts(one)})):
+            raise CorpusError(
+                f"{some_ids(shared)} in {one.state.file} and in another file; nothing was changed. Give each document "
+                "an id of its own."
+            )
 
 
 def _changed_documents(
-    files: Iterable[_Found | Entry],
+    files: Iterable[_Reread | Entry],
     table: FileTable,
     written: FileTableWriter,
     builder: DocumentBuilder,
@@ -351,9 +302,7 @@ def _changed_documents(
         if isinstance(one, Entry):
             written.enter(one.state, table.lines(one))
             continue
-        written.enter(one.state, table.lines(one.old) if one.old and one.documents is None else b"")
-        if one.documents is None:
-            continue
+        written.enter(one.state)
         for document, parts in _documents(one.file, builder, in_folder=one.in_folder):
             for part in parts:
                 written.add(part)

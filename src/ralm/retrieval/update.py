@@ -1,7 +1,6 @@
 """Adds documents to an index and removes them: a build of what is kept and what is new (`rebuild_index`)."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from ralm.errors import CorpusError, UsageError
@@ -47,7 +46,7 @@ def update_index(
         gone = documents_to_remove(opened, remove, added, replace=replace) if added else removed
         if not added and not gone:
             raise UsageError("there is nothing to update: give passages to add, or documents to remove.")
-        return [*kept_stretches(len(opened.passages), gone.values()), *added]
+        return [*(numbers for document, numbers in opened.passages.documents() if document not in gone), *added]
 
     def encoder(name: str) -> Encoder:
         return given.get(name) or load_encoder(opened.encoder_options(name))
@@ -85,10 +84,3 @@ def documents_to_remove(
             "remove is unclear; nothing was changed. Build the index again with an id for each document."
         )
     return documents
-
-
-def kept_stretches(passages: int, gone: Iterable[range]) -> list[Stretch]:
-    """Return the ranges of the passages of an index that are left without those of some documents."""
-    ordered = sorted(gone, key=lambda numbers: numbers.start)
-    ends = [0, *(border for numbers in ordered for border in (numbers.start, numbers.stop)), passages]
-    return [range(begin, end) for begin, end in [*pairwise(ends)][::2] if begin < end]
