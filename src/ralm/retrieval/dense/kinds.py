@@ -1,7 +1,6 @@
 """The kinds of FAISS indexes: how one is made and trained, and which of them keep vectors without loss."""
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
 import faiss
@@ -9,63 +8,32 @@ import faiss
 from ralm.errors import UsageError
 from ralm.records import FloatArray
 
-_MIN_NEIGHBOURS: Final = 2
-"""With fewer neighbours in a graph, FAISS crashes the process."""
-_MAX_NEIGHBOURS: Final = 2048
-"""A graph with more would take more memory than the vectors."""
+_COUNT: Final = "[1-9][0-9]*"
+_GRAPH: Final = "HNSW(?:[2-9]|[1-9][0-9]{1,2})"
+"""FAISS crashes the process with fewer neighbours; more would take more memory than the vectors."""
+_SCALARS: Final = "Flat|SQ(?:4|6|8|fp16|bf16)"
+_CODES: Final = f"(?:{_SCALARS}|PQ{_COUNT}(?:x{_COUNT})?(?:fs)?)"
+_KIND: Final = re.compile(
+    f"(?:(?:OPQ|PCA){_COUNT}(?:_{_COUNT})?,)?"
+    f"(?:{_CODES}|IVF{_COUNT}(?:_{_GRAPH})?,{_CODES}|{_GRAPH}(?:,(?:{_SCALARS}))?)"
+    "(?:,RFlat)?"
+)
 _LOSSLESS_CODES: Final = (faiss.ScalarQuantizer.QT_fp16, faiss.ScalarQuantizer.QT_bf16)
 
 
 def new_faiss_index(dimension: int, string: str) -> faiss.Index:
     """An empty FAISS index for inner products of vectors of `dimension`, made by `index_factory`.
 
-    Raises UsageError if FAISS does not know the string or cannot use it for that dimension, or if the index would be
-    unusable: it compares by distance, does not take vectors in order or in parts, or would crash the process.
+    Raises UsageError if the string is of no kind that compares by inner products and takes vectors in order and in
+    parts, or if FAISS cannot use it for that dimension.
     """
-    for neighbours in re.findall(r"(?:HNSW|NSG)(\d+)", string):
-        if not _MIN_NEIGHBOURS <= int(neighbours) <= _MAX_NEIGHBOURS:
-            raise _no_index(string, dimension, f"neighbours must be {_MIN_NEIGHBOURS} to {_MAX_NEIGHBOURS:,}")
-    try:
-        index = faiss.index_factory(dimension, string, faiss.METRIC_INNER_PRODUCT)
-    except (RuntimeError, MemoryError) as error:
-        raise _no_index(string, dimension, short_reason(error)) from None
-    except TypeError:  # FAISS rejects a string that is not UTF-8
-        raise _no_index(string, dimension, "it is not UTF-8") from None
-    for part in _parts(index):
-        fault = _fault(part)
-        if fault:
-            raise _no_index(string, dimension, fault)
-    return index
-
-
-def _no_index(string: str, dimension: int, reason: str) -> UsageError:
-    return UsageError(
-        f"FAISS cannot make an index {string!r} for vectors of {dimension} dimensions ({reason}); "
-        "see its documentation of index_factory, or use Flat."
-    )
-
-
-def _parts(index: faiss.Index) -> Iterator[faiss.Index]:
-    """An index and the indexes inside it."""
-    index = faiss.downcast_index(index)
-    yield index
-    for name in ("index", "base_index", "refine_index", "storage"):
-        inner = getattr(index, name, None)
-        if isinstance(inner, faiss.Index):
-            yield from _parts(inner)
-
-
-def _fault(index: faiss.Index) -> str:
-    """Why an index cannot store vectors or find them again; empty if it can."""
-    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        return f"its {type(index).__name__} compares distances, not inner products"
-    if isinstance(index, faiss.IndexIDMap | faiss.IndexNSG):
-        return f"its {type(index).__name__} does not take vectors in parts"
-    if isinstance(index, faiss.IndexIVF) and index.nlist < 1:
-        return "it has no lists"
-    if isinstance(index, faiss.IndexPreTransform) and index.index.d < 1:
-        return "it leaves no dimensions"
-    return ""
+    reason = "of its kinds, use Flat, SQ8, SQfp16, PQ64, HNSW32, or IVF4096 or OPQ64 before one, as in IVF4096,PQ64"
+    if _KIND.fullmatch(string):
+        try:
+            return faiss.index_factory(dimension, string, faiss.METRIC_INNER_PRODUCT)
+        except (RuntimeError, MemoryError) as error:
+            reason = short_reason(error)
+    raise UsageError(f"FAISS cannot make an index {string!r} for vectors of {dimension} dimensions ({reason}).")
 
 
 def train_faiss(index: faiss.Index, vectors_PD: FloatArray, string: str) -> None:
