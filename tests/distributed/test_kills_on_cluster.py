@@ -135,9 +135,7 @@ def test_passages_are_encoded_on_the_cluster_while_a_retriever_is_trained(
     assert answer.status == 0, answer.err
     assert json.loads(answer.out)["steps"] == 4
     sets = open_index(folder / "index").vector_sets.sets
-    recorded = sets["tuned"].model_extra
-    assert recorded is not None
-    assert recorded["encoded"] == len(open_index(folder / "index").passages)
+    assert sets["tuned"].encoded == len(open_index(folder / "index").passages)
 
 
 def never(*_: object) -> None:

@@ -148,13 +148,11 @@ def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
 
 def _print_vectors(vectors: VectorSet, passages: int) -> None:
     """Print the kind of vectors, and how many were encoded or came from an interrupted build."""
-    recorded = vectors.model_dump(mode="json")
-    encoded = recorded["encoded"]
-    print_line(f"vectors of {recorded['dimension']} dimensions in a FAISS index {recorded['faiss']}")
-    if encoded:
-        print_line(f"encoded: {encoded:,} passages")
-    if encoded < passages:
-        print_line(f"taken from vectors that were there: {passages - encoded:,}")
+    print_line(f"vectors of {vectors.dimension} dimensions in a FAISS index {vectors.faiss}")
+    if vectors.encoded:
+        print_line(f"encoded: {vectors.encoded:,} passages")
+    if vectors.encoded < passages:
+        print_line(f"taken from vectors that were there: {passages - vectors.encoded:,}")
 
 
 def print_hits(hits: Iterable[tuple[Passage, float]], marker: Marker, terms: Container[str]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.corpus.file_table import FilesRecord, FileTableWriter
+from ralm.corpus.file_table import FileTableWriter
 from ralm.corpus.store import PASSAGES_FILE, PassageStore, join_passages, write_passages
 from ralm.errors import CorpusError, FolderError, FolderExistsError, UsageError
 from ralm.protocols import Encoder
@@ -86,14 +86,14 @@ def build_index(
         if encoder:
             kept = work.unfinished(out)
             place = folder / layout.vectors_folder(layout.MAIN)
-            record = encode_passages(PassageStore(folder / PASSAGES_FILE), place, kept, encoder, vectors)
-            sets = layout.VectorSets(default=layout.MAIN, sets={layout.MAIN: record})
-        recorded = _bm25_record(analysis, options or BM25Options()) if bm25 else None
+            encoded = encode_passages(PassageStore(folder / PASSAGES_FILE), place, kept, encoder, vectors)
+            sets = layout.VectorSets(default=layout.MAIN, sets={layout.MAIN: encoded})
+        record = _bm25_record(analysis, options or BM25Options()) if bm25 else None
         files = table.save(folder / layout.FILES_TABLE) if table else None
+        recorded = layout.IndexSettings(bm25=record, fingerprint="", vectors=sets, files=files)
         settings = describe()
         write_columns(folder)
-        entries = manifest.file_entries(folder)
-        return write_index_manifest(folder, entries, counts, settings, recorded, sets, files)
+        return write_index_manifest(folder, manifest.file_entries(folder), counts, settings, recorded)
 
 
 def rebuild_index(
@@ -129,10 +129,7 @@ def rebuild_index(
             _write_passages(chain([first], passages), new, old.analysis, build)
         parts = _Parts.of(old, new if first else None, arrange)
         join_passages(folder / PASSAGES_FILE, parts.ranges)
-        counts = {
-            "documents": sum(1 for _ in PassageStore(folder / PASSAGES_FILE).documents()),
-            "passages": parts.passages,
-        }
+        counts = _counts(folder)
         if old.analysis:
             arrays = [old.arrays, *([open_arrays(new / layout.BM25_FOLDER)] if first else [])]
             merged = [*map(merging.MergedArrays, arrays, parts.numbers)]
@@ -145,10 +142,10 @@ def rebuild_index(
             files = table.save(folder / layout.FILES_TABLE)
         elif files:
             atomic.link_file(old.path / layout.FILES_TABLE, folder / layout.FILES_TABLE)
-        recorded = layout.VectorSets(default=old.vector_sets.default, sets=sets)
+        vectors = layout.VectorSets(default=old.vector_sets.default, sets=sets)
+        recorded = old.settings.model_copy(update={"vectors": vectors, "files": files})
         write_columns(folder)
-        entries, before = manifest.file_entries(folder), old.manifest.settings
-        return write_index_manifest(folder, entries, counts, before, old.settings.bm25, recorded, files)
+        return write_index_manifest(folder, manifest.file_entries(folder), counts, old.manifest.settings, recorded)
 
 
 @contextmanager
@@ -205,18 +202,21 @@ def _write_passages(
 ) -> dict[str, int]:
     """Write passages, and their arrays if they are analysed, into a folder; return the counts of both."""
     terms = BM25Builder(folder / layout.BM25_FOLDER, build, analysis) if analysis else None
-    documents, count, last = 0, 0, None
     with progress_bar("Indexing passages") as advance:
         for passage in write_passages(folder / PASSAGES_FILE, passages):
             if terms:
                 terms.add(passage.contents)
-            documents += passage.document_id != last
-            last = passage.document_id
-            count += 1
             advance()
-    if not count:
+    counts = _counts(folder)
+    if not counts["passages"]:
         raise CorpusError("the corpus has no passages to index: give documents that are not empty.")
-    return {"documents": documents, "passages": count, **(asdict(terms.finish()) if terms else {})}
+    return counts | (asdict(terms.finish()) if terms else {})
+
+
+def _counts(folder: Path) -> dict[str, int]:
+    """Return the number of documents and of passages in a folder."""
+    passages = PassageStore(folder / PASSAGES_FILE)
+    return {"documents": sum(1 for _ in passages.documents()), "passages": len(passages)}
 
 
 def check_vectors(encoder: Encoder, options: VectorOptions | None) -> None:
@@ -242,13 +242,21 @@ def encode_passages(
     UsageError if there are too few vectors to train on.
     """
     with dense_extra():
-        from ralm.retrieval.dense.build import KnownVectors, SavedChunks, text_hashes, vectors_record, write_vectors
+        from ralm.retrieval.dense.build import KnownVectors, SavedChunks, text_hashes, write_vectors
     options = options or VectorOptions()
     hash_P = text_hashes(encoder, passages)
     chunks = SavedChunks(saved, encoder)
     write_vectors(folder, passages, hash_P, known or KnownVectors(), options, chunks, encoder.dimension)
     return layout.VectorSet.model_validate(
-        {**vectors_record(encoder, options, chunks.encoded + before), "fingerprint": ""}
+        {
+            "fingerprint": "",
+            "encoder": encoder.config,
+            "query_fingerprint": encoder.query_fingerprint,
+            "query_reading": encoder.query_config.get("reading", {}),
+            "dimension": encoder.dimension,
+            "encoded": chunks.encoded + before,
+            **asdict(options),
+        }
     )
 
 
@@ -296,17 +304,14 @@ def write_index_manifest(
     folder: Path,
     entries: dict[str, manifest.FileEntry],
     counts: dict[str, int],
-    settings: Mapping[str, JsonValue],
-    bm25: layout.BM25Record | None,
-    vectors: layout.VectorSets,
-    files: FilesRecord | None,
+    others: Mapping[str, JsonValue],
+    recorded: layout.IndexSettings,
 ) -> manifest.Manifest:
-    """Write the manifest of an index in a folder with these files; `settings` may be those of the old version."""
-    recorded = layout.settings_of(entries, bm25, vectors, files)
-    others = {name: value for name, value in settings.items() if name not in layout.IndexSettings.model_fields}
-    return manifest.write_manifest(
-        folder, kind=index.INDEX_KIND, settings={**others, **recorded}, counts=counts, files=entries
-    )
+    """Write the manifest of an index in a folder with these files; `others` are its other settings, or those of the old
+    version."""
+    described = {name: value for name, value in others.items() if name not in layout.IndexSettings.model_fields}
+    settings = {**described, **recorded.recorded(entries)}
+    return manifest.write_manifest(folder, kind=index.INDEX_KIND, settings=settings, counts=counts, files=entries)
 
 
 def _bm25_record(analysis: Analysis, options: BM25Options) -> layout.BM25Record:

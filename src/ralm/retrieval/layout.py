@@ -14,7 +14,6 @@ same are links to the old ones.
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -38,8 +37,6 @@ MAIN: Final = "main"
 
 _NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
-_VECTOR_OPTIONS: Final = TypeAdapter(VectorOptions)
-_VECTOR_FIELDS: Final = tuple(field.name for field in fields(VectorOptions))
 _NO_ENCODER: Final = "its manifest does not say with which encoder it was built"
 _FAULTS: Final = {
     "fingerprint": "its manifest holds no fingerprint",
@@ -62,17 +59,20 @@ class BM25Record(_Record):
     b: int | float
 
 
-class VectorSet(BaseModel):
-    """The data that is needed to search a set of vectors; other recorded fields are kept as they are."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
+class VectorSet(_Record):
+    """A set of vectors: the encoder, how it reads a query, and how the vectors are stored."""
 
     fingerprint: str
     """A short hash of the vectors and their passages; it decides the identity of runs."""
     encoder: dict[str, JsonValue]
     query_fingerprint: str
     query_reading: dict[str, JsonValue]
-    """How the query encoder reads a text."""
+    dimension: int
+    encoded: int
+    """The passages that were encoded; the vectors of the others were there."""
+    faiss: str
+    training_sample: int
+    seed: int
 
     @property
     def passage_fingerprint(self) -> str | None:
@@ -83,8 +83,7 @@ class VectorSet(BaseModel):
     @property
     def options(self) -> VectorOptions:
         """How the vectors are stored."""
-        recorded = self.model_extra or {}
-        return _VECTOR_OPTIONS.validate_python({name: recorded[name] for name in _VECTOR_FIELDS if name in recorded})
+        return VectorOptions(faiss=self.faiss, training_sample=self.training_sample, seed=self.seed)
 
 
 class VectorSets(_Record):
@@ -123,10 +122,17 @@ class IndexSettings(_Record):
     files: FilesRecord | None = None
     """The files that were indexed; None if they were not listed."""
 
-    def recorded(self) -> dict[str, JsonValue]:
-        """Return the settings as the manifest records them."""
-        content = {name: value for name, value in self.model_dump(mode="json").items() if value is not None}
-        return content if self.vectors.sets else {name: content[name] for name in content if name != VECTORS_FOLDER}
+    def recorded(self, entries: Mapping[str, FileEntry]) -> dict[str, JsonValue]:
+        """Return the settings as the manifest of an index with these files records them, with their fingerprints."""
+        passages = {PASSAGES_FILE: entries[PASSAGES_FILE].sha256}
+        arrays = {name: entry.sha256 for name, entry in entries.items() if name.startswith(f"{BM25_FOLDER}/")}
+        content = self.model_dump(mode="json") | {"fingerprint": _short_hash({**passages, **arrays})}
+        for name, record in content[VECTORS_FOLDER]["sets"].items():
+            vectors = {VECTORS: entries[vectors_file(name, VECTORS)].sha256}
+            record["fingerprint"] = _short_hash({**passages, **vectors})
+        if not self.vectors.sets:
+            del content[VECTORS_FOLDER]
+        return {name: value for name, value in content.items() if value is not None}
 
 
 def damaged_index(index: Path, how: str) -> DamagedFolderError:
@@ -191,23 +197,6 @@ def check_name(name: str) -> None:
             f"vectors cannot be called {name!r}: a name is up to 64 letters, digits, '-', '_' and '.', and begins with "
             "a letter or digit."
         )
-
-
-def settings_of(
-    entries: Mapping[str, FileEntry], bm25: BM25Record | None, vectors: VectorSets, files: FilesRecord | None
-) -> dict[str, JsonValue]:
-    """Return the settings of an index with these files, as the manifest records them, with its fingerprints."""
-    passages = {PASSAGES_FILE: entries[PASSAGES_FILE].sha256}
-    arrays = {name: entry.sha256 for name, entry in entries.items() if name.startswith(f"{BM25_FOLDER}/")}
-    sets = {
-        name: record.model_copy(
-            update={"fingerprint": _short_hash({**passages, VECTORS: entries[vectors_file(name, VECTORS)].sha256})}
-        )
-        for name, record in vectors.sets.items()
-    }
-    fingerprint = _short_hash({**passages, **arrays})
-    kept = vectors.model_copy(update={"sets": sets})
-    return IndexSettings(bm25=bm25, fingerprint=fingerprint, vectors=kept, files=files).recorded()
 
 
 def _short_hash(checksums: dict[str, str]) -> str:

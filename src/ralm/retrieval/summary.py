@@ -79,8 +79,8 @@ def summarise_index(index: Index) -> dict[str, JsonValue]:
             "b": settings.bm25.b,
         },
         "vectors": [
-            {"name": name, "default": name == sets.default, "encoder": sets.sets[name].encoder}
-            | {field: (sets.sets[name].model_extra or {}).get(field) for field in ("dimension", "faiss")}
+            {"name": name, "default": name == sets.default}
+            | sets.sets[name].model_dump(include={"encoder", "dimension", "faiss"})
             for name in index.vectors
         ],
         "skipped": {reason: found["count"] for reason, found in recorded.get("skipped", {}).items()},

@@ -3,8 +3,6 @@
 The index is replaced by one whose other files are links to the old ones.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,7 +54,7 @@ def add_vectors(
     with (
         atomic.storage_errors(opened.path),
         work.work_folder(work.unfinished(opened.path), opened.path) as saved,
-        _changed(opened, without=name) as folder,
+        new_version(opened) as folder,
     ):
         before = ahead(opened, encoder, saved) if ahead else 0
         known = _known(opened, name, encoder, options or VectorOptions())
@@ -102,9 +100,8 @@ def remove_vectors(index: Path | str, name: str) -> manifest.Manifest:
         raise UsageError(f"{name!r} are the default vectors of {opened.path}; make others the default first.")
     if not kept and opened.bm25_options is None:
         raise UsageError(f"{opened.path} has no BM25 and no other vectors: nothing would be left to search.")
-    with _changed(opened, without=name) as folder:
-        sets = layout.VectorSets(default=sets.default if kept else None, sets=kept)
-        return _write(opened, folder, sets)
+    with new_version(opened) as folder:
+        return _write(opened, folder, layout.VectorSets(default=sets.default if kept else None, sets=kept))
 
 
 def set_default_vectors(index: Path | str, name: str) -> manifest.Manifest:
@@ -114,26 +111,19 @@ def set_default_vectors(index: Path | str, name: str) -> manifest.Manifest:
     """
     opened = open_index(Path(index).resolve())
     opened.vector_sets.get(name, opened.path)
-    with _changed(opened) as folder:
+    with new_version(opened) as folder:
         return _write(opened, folder, opened.vector_sets.model_copy(update={"default": name}))
 
 
-@contextmanager
-def _changed(index: Index, *, without: str = "") -> Iterator[Path]:
-    """Yield a folder with links to the files of an index, but for those of a set of vectors; it replaces the index when
-    the block succeeds. Raises FolderExistsError if another process is writing the index, or has changed it."""
-    with new_version(index) as folder:
-        for name in index.manifest.files:
-            if not (without and name.startswith(layout.vectors_file(without, ""))):
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                atomic.link_file(index.path / name, folder / name)
-        yield folder
-
-
 def _write(index: Index, folder: Path, sets: layout.VectorSets, *, new: str = "") -> manifest.Manifest:
-    """Write the manifest of an index with these sets of vectors; only the files of the set `new` are no links."""
-    before, settings = index.manifest, index.settings
-    entries = {name: entry for name, entry in before.files.items() if (folder / name).exists()}
+    """Write the manifest of an index with these sets of vectors into its new folder, and the other files as links; the
+    files of the set `new` are there."""
+    gone = {layout.vectors_folder(name) for name in index.vectors if name == new or name not in sets.sets}
+    entries = {name: entry for name, entry in index.manifest.files.items() if str(Path(name).parent) not in gone}
+    for name in entries:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        atomic.link_file(index.path / name, folder / name)
     if new:
         entries |= manifest.file_entries(folder / layout.vectors_folder(new), folder)
-    return write_index_manifest(folder, entries, before.counts, before.settings, settings.bm25, sets, settings.files)
+    recorded = index.settings.model_copy(update={"vectors": sets})
+    return write_index_manifest(folder, entries, index.manifest.counts, index.manifest.settings, recorded)

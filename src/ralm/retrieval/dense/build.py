@@ -14,14 +14,12 @@ import io
 import json
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import JsonValue
 
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, UsageError
 from ralm.protocols import Encoder
@@ -186,18 +184,6 @@ def _add(index: faiss.Index, known: KnownVectors, place_P: IntArray, options: Ve
         ) from None
     if raw is not None:
         raw.flush()
-
-
-def vectors_record(encoder: Encoder, options: VectorOptions, encoded: int) -> dict[str, JsonValue]:
-    """What the manifest records of vectors."""
-    return {
-        "encoder": encoder.config,
-        "query_fingerprint": encoder.query_fingerprint,
-        "query_reading": encoder.query_config.get("reading", {}),
-        "dimension": encoder.dimension,
-        "encoded": encoded,
-        **asdict(options),
-    }
 
 
 def _drawn(count: int, options: VectorOptions) -> IntArray:
