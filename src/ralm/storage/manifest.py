@@ -77,7 +77,10 @@ def write_manifest(
         files=file_entries(folder) if files is None else files,
         checksum="",
     )
-    return _write(folder, manifest)
+    checksum = manifest_checksum(json.loads(manifest.model_dump_json()))
+    manifest = manifest.model_copy(update={"checksum": checksum})
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return manifest
 
 
 def file_entries(folder: Path, root: Path | None = None) -> dict[str, FileEntry]:
@@ -164,13 +167,6 @@ def whole_checksum(file: Path) -> str:
     """SHA-256 of every byte of a file, as `sha256sum` prints it."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _write(folder: Path, manifest: Manifest) -> Manifest:
-    checksum = manifest_checksum(json.loads(manifest.model_dump_json()))
-    manifest = manifest.model_copy(update={"checksum": checksum})
-    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    return manifest
 
 
 def _parse(folder: Path, kind: str) -> tuple[Manifest, dict[str, JsonValue]]:

@@ -11,14 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from ralm.errors import FolderExistsError, RalmError, UsageError
-from ralm.processes import HeldSignals
 from ralm.storage.atomic import storage_errors, sync, sync_one
-from ralm.storage.work import empty, is_held, is_work_folder, locked_folder, remove, unfinished, work_folder
+from ralm.storage.work import empty, is_held, is_work_folder, remove, unfinished, work_folder
 
 MANIFEST: Final = "manifest.json"
 _NEW: Final = "new"
@@ -56,21 +56,14 @@ def new_folder(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str]
     with storage_errors(path):
         check_output(path, kind=kind, force=force, also=also)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with HeldSignals() as signals, locked_folder(_work_of(path), path) as work:
-            _recover(path, work)
-            try:
-                (work / _NEW).mkdir()
-                signals.release()
-                yield work / _NEW
-                sync(work / _NEW)
-                signals.hold()
-                if is_held(unfinished(path)):
-                    (work / _ENDS).touch()
-                _move_into_place(path, work, replace=force and not _reason_to_keep(path, kind, also))
-                sync_one(path.parent)
-            finally:
-                signals.hold()
-                _recover(path, work)
+        with work_folder(_work_of(path), path, sweep=partial(_recover, path)) as work:
+            (work / _NEW).mkdir()
+            yield work / _NEW
+            sync(work / _NEW)
+            if is_held(unfinished(path)):
+                (work / _ENDS).touch()
+            _move_into_place(path, work, replace=force and not _reason_to_keep(path, kind, also))
+            sync_one(path.parent)
 
 
 @contextmanager
@@ -82,18 +75,12 @@ def replaced_file(path: Path) -> Iterator[TextIO]:
     path = path.resolve()
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with HeldSignals() as signals, locked_folder(_work_of(path), path) as work:
-            try:
-                with (work / _NEW).open("w", encoding="utf-8") as stream:
-                    signals.release()
-                    yield stream
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                    signals.hold()
-                (work / _NEW).replace(path)
-            finally:
-                signals.hold()
-                empty(work)
+        with work_folder(_work_of(path), path, sweep=empty) as work:
+            with (work / _NEW).open("w", encoding="utf-8") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            (work / _NEW).replace(path)
 
 
 def output_path(path: Path) -> Path:
@@ -135,8 +122,8 @@ def recover(path: Path) -> None:
     Raises FolderExistsError if another process is writing it, UsageError if something else is in the way.
     """
     if _work_of(path).exists():
-        with work_folder(_work_of(path), path) as work:
-            _recover(path, work)
+        with work_folder(_work_of(path), path, sweep=partial(_recover, path)):
+            pass
 
 
 def restore(path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -32,29 +32,36 @@ def unfinished(out: Path) -> Path:
 
 
 @contextmanager
-def work_folder(folder: Path, out: Path, *, shared: bool = False) -> Iterator[Path]:
+def work_folder(
+    folder: Path, out: Path, *, shared: bool = False, sweep: Callable[[Path], None] = lambda _: None
+) -> Iterator[Path]:
     """Hold the work folder of an output, which is created if missing, and removed at the end if no work is in it.
 
-    With `shared`, other processes that share it too may hold it at the same time. Raises FolderExistsError if another
-    process holds it, UsageError if ralm did not make it, StorageError if it exists on a disk without file locks.
+    `sweep` removes what is left in it, first what a killed process left; no interrupt ends it halfway. With `shared`,
+    other processes that share it too may hold it at the same time. Raises FolderExistsError if another process holds
+    it, UsageError if ralm did not make it, StorageError if it exists on a disk without file locks.
     """
-    with HeldSignals() as signals, locked_folder(folder, out, shared=shared):
+    with HeldSignals() as signals, _locked(folder, out, shared=shared):
         try:
-            signals.release()
-            yield folder
+            sweep(folder)
+            try:
+                signals.release()
+                yield folder
+            finally:
+                signals.hold()
         finally:
-            signals.hold()
+            sweep(folder)
 
 
 @contextmanager
-def locked_folder(folder: Path, out: Path, *, shared: bool = False) -> Iterator[Path]:
-    """Do as `work_folder`, within a block of `HeldSignals`, so that an interrupt leaves nothing."""
+def _locked(folder: Path, out: Path, *, shared: bool) -> Iterator[None]:
+    """Lock a work folder, which is removed at the end if no work is in it."""
     lock = _lock(folder, out, shared=shared)
     _held.add(folder)
     try:
         os.pwrite(lock, _CONTENT, 0)  # in one write, since others may read it at any moment
         os.fsync(lock)
-        yield folder
+        yield
     finally:
         _held.discard(folder)
         with suppress(OSError):
@@ -70,16 +77,11 @@ def scratch_folder() -> Iterator[Path]:
     for folder in place.glob("ralm-*"):
         with suppress(OSError, RalmError):
             if folder.lstat().st_uid == os.getuid() and is_work_folder(folder):
-                with work_folder(folder, folder):
-                    empty(folder)
+                with work_folder(folder, folder, sweep=empty):
+                    pass
     folder = place / f"ralm-{uuid.uuid4().hex}"
-    with HeldSignals() as signals, locked_folder(folder, folder):
-        try:
-            signals.release()
-            yield folder
-        finally:
-            signals.hold()
-            empty(folder)
+    with work_folder(folder, folder, sweep=empty):
+        yield folder
 
 
 def is_work_folder(folder: Path) -> bool:
