@@ -118,7 +118,7 @@ def rebuild_index(
     passages = iter(passages)
     first = next(passages, None)
     if first:
-        index.check_stemmer(old)
+        index.check_stems(old, adds_passages=True)
     with atomic.storage_errors(old.path), ExitStack() as stack:
         if old.vectors:
             stack.enter_context(work.work_folder(work.unfinished(old.path), old.path))

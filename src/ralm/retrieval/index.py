@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from ralm.corpus.file_table import FileTable
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
@@ -101,7 +101,7 @@ class Index:
                 f'{self.path} was not built for BM25; use `retriever="dense"`, or build it for both '
                 "(`ralm index --retriever both`)."
             )
-        _check_stems(self, self.arrays, self.analysis)
+        check_stems(self)
         passages, fingerprint = len(self.passages), self.fingerprint
         return search.BM25(self.arrays, passages, self.bm25_options, analysis=self.analysis, fingerprint=fingerprint)
 
@@ -110,7 +110,10 @@ class Index:
 
         Raises UsageError if the index has no such vectors.
         """
-        return layout.encoder_options(self.path, self.vector_sets.get(vectors, self.path))
+        try:
+            return layout.options_of_config(self.vector_sets.get(vectors, self.path).encoder)
+        except ValidationError as error:
+            raise layout.damaged_index(self.path, layout.NO_ENCODER) from error
 
     def dense(
         self,
@@ -234,26 +237,21 @@ def _fingerprints(index: Index) -> dict[str, str]:
     return every if sets.default is None else {**every, "": every[sets.default]}
 
 
-def check_stemmer(index: Index) -> None:
-    """Raise FolderError if the installed stemming library is not of the version that built the index, so that
-    the terms of added passages might differ."""
-    built_with, installed = _stemmers(index)
-    if installed != built_with:
-        raise FolderError(
-            f"{index.path} was built with {built_with}, and {installed} is installed, which may stem words of added "
-            f"passages differently. Install {built_with}, or build the index again."
-        )
-
-
-def _check_stems(index: Index, arrays: Arrays, analysis: Analysis) -> None:
-    """Raise FolderError if another version of the stemming library built the index and the terms differ."""
-    built_with, installed = _stemmers(index)
-    word = None if installed == built_with else _changed_word(index.passages, arrays, analysis)
-    if word is not None:
-        raise FolderError(
-            f"{index.path} was built with {built_with}; {installed} stems some words differently, such as {word!r}. "
-            f"Install {built_with}, or build the index again."
-        )
+def check_stems(index: Index, *, adds_passages: bool = False) -> None:
+    """Raise FolderError if another version of the stemming library built the index and stems words of it differently,
+    or may do so with words of passages that are added."""
+    record, analysis = index.settings.bm25, index.analysis
+    if record is None or analysis is None or analysis.stemmer == record.stemmer:
+        return
+    if adds_passages:
+        fault = f", and {analysis.stemmer} is installed, which may stem words of added passages differently"
+    elif word := _changed_word(index.passages, index.arrays, analysis):
+        fault = f"; {analysis.stemmer} stems some words differently, such as {word!r}"
+    else:
+        return
+    raise FolderError(
+        f"{index.path} was built with {record.stemmer}{fault}. Install {record.stemmer}, or build the index again."
+    )
 
 
 def _changed_word(passages: Sequence[Passage], arrays: Arrays, analysis: Analysis) -> str | None:
@@ -281,9 +279,3 @@ def _has_term(arrays: Arrays, passages: int, term: str, number: int) -> bool:
     numbers = arrays.passages[arrays.offsets[row] : arrays.offsets[row + 1]]
     at = int(np.searchsorted(numbers, number))
     return at < len(numbers) and int(numbers[at]) == number
-
-
-def _stemmers(index: Index) -> tuple[str | None, str | None]:
-    """The stemming library that built the index, and the installed one; both None if its analyser needs none."""
-    record = index.settings.bm25
-    return (record.stemmer, index.analysis.stemmer) if record and index.analysis else (None, None)

@@ -37,11 +37,11 @@ MAIN: Final = "main"
 
 _NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
-_NO_ENCODER: Final = "its manifest does not say with which encoder it was built"
+NO_ENCODER: Final = "its manifest does not say with which encoder it was built"
 _FAULTS: Final = {
     "fingerprint": "its manifest holds no fingerprint",
     "bm25": "its manifest does not describe BM25",
-    "vectors": _NO_ENCODER,
+    "vectors": NO_ENCODER,
     "files": "its manifest does not describe its files",
 }
 
@@ -162,17 +162,6 @@ def index_settings(index: Path, manifest: Manifest) -> IndexSettings:
     if (settings.vectors.default in settings.vectors.sets) != bool(settings.vectors.sets):
         raise damaged_index(index, "its manifest names no default set")
     return settings
-
-
-def encoder_options(index: Path, vectors: VectorSet) -> EncoderOptions:
-    """Return the encoder that made a set of vectors.
-
-    Raises DamagedFolderError if the manifest does not describe it.
-    """
-    try:
-        return options_of_config(vectors.encoder)
-    except ValidationError as error:
-        raise damaged_index(index, _NO_ENCODER) from error
 
 
 def options_of_config(config: Mapping[str, JsonValue]) -> EncoderOptions:
