@@ -156,19 +156,24 @@ def _arranged(
 ) -> list[Stretch]:
     """The passages of the new index in the order of an index that is built of its sources now; documents that programs
     added come last."""
-    kept: dict[str, list[range]] = {}
-    for document, numbers in index.passages.documents():
-        if document not in gone:
-            kept.setdefault(document, []).append(numbers)
+    kept: dict[tuple[int, str, str], list[range]] = {}
+    documents = index.passages.documents()
+    document, numbers = next(documents, ("", range(0)))
+    for entry in table.entries.values():  # in the order of the index, which may lack documents of the table
+        for listed in table.documents(entry):
+            if numbers and document == listed:
+                if document not in gone:
+                    kept.setdefault((entry.state.source, entry.state.file, document), []).append(numbers)
+                document, numbers = next(documents, ("", range(0)))
     stretches: list[Stretch] = []
     for one in files:
-        for document in table.documents(one) if isinstance(one, Entry) else one.documents:
-            if kept.get(document):
-                stretches.append(kept[document].pop(0))
-            elif document in new and isinstance(one, _Reread):
-                stretches.append(document)
-    added = (numbers for ranges in kept.values() for numbers in ranges)
-    return [*stretches, *sorted(added, key=attrgetter("start"))]
+        for name in table.documents(one) if isinstance(one, Entry) else one.documents:
+            if ranges := kept.get((one.state.source, one.state.file, name)):
+                stretches.append(ranges.pop(0))
+            elif name in new and isinstance(one, _Reread):
+                stretches.append(name)
+    others = [(document, numbers), *documents]
+    return [*stretches, *(numbers for document, numbers in others if document not in gone)]
 
 
 def _fields(index: Index) -> Fields:

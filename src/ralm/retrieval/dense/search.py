@@ -139,20 +139,16 @@ class Dense:
                 "the number format that the index was built with."
             )
         index, left = self._vectors, self._vectors.ntotal - len(self._excluded)
-        if self._selector is None:
-            return _ordered(index.search(vectors_QD, k), k)
-        if isinstance(index, faiss.IndexHNSWFlat | faiss.IndexHNSWSQ):
-            if left <= _FEW * index.ntotal:
-                return self._compared(vectors_QD, k)
+        if self._selector is None or not isinstance(index, _SKIPPING):
+            return self._of_all(vectors_QD, k + len(self._excluded), k)
+        if isinstance(index, faiss.IndexIVF):
+            parameters = faiss.SearchParametersIVF(sel=self._selector, nprobe=index.nprobe)
+            found = _ordered(index.search(vectors_QD, k, params=parameters), k)
+        elif isinstance(index, faiss.IndexHNSW) and left > _FEW * index.ntotal:
             effort = round(index.hnsw.efSearch * index.ntotal / left)
             parameters = faiss.SearchParametersHNSW(sel=self._selector, efSearch=effort)
             found = _ordered(index.search(vectors_QD, k, params=parameters), k)
-        elif isinstance(index, faiss.IndexIVFFlat | faiss.IndexIVFScalarQuantizer | faiss.IndexIVFPQ):
-            parameters = faiss.SearchParametersIVF(sel=self._selector, nprobe=index.nprobe)
-            found = _ordered(index.search(vectors_QD, k, params=parameters), k)
-        elif not isinstance(index, _SKIPPING):
-            return self._of_all(vectors_QD, min(k + len(self._excluded), index.ntotal), k)
-        elif left >= _MANY * index.ntotal:  # half as slow as skipping every other vector
+        elif not isinstance(index, faiss.IndexHNSW) and left >= _MANY * index.ntotal:  # half as slow as skipping
             found = self._of_all(vectors_QD, min(_MORE * k, index.ntotal), k)
         else:
             return self._compared(vectors_QD, k)
@@ -253,26 +249,23 @@ def _set_effort(index: faiss.Index, options: DenseSearchOptions) -> dict[str, Js
         ("nprobe", options.nprobe, _NPROBE, "IVF"),
         ("efSearch", options.ef_search, _EF_SEARCH, "HNSW"),
     ):
-        value = min(default if chosen is None else chosen, max(index.ntotal, default))  # higher values add no work
-        try:
+        if _is_of_kind(index, kind):
+            value = min(default if chosen is None else chosen, max(index.ntotal, default))  # higher values add no work
             faiss.ParameterSpace().set_index_parameter(index, name, value)
             effort[name] = value
-        except RuntimeError:
-            if _is_of_kind(index, kind):
-                raise  # it would search with FAISS's own default, of one list
-            if chosen is not None:
-                raise UsageError(
-                    f"{name} {chosen} is for an {kind} index, but this is a FAISS {type(index).__name__}; omit it."
-                ) from None
+        elif chosen is not None:
+            raise UsageError(
+                f"{name} {chosen} is for an {kind} index, but this is a FAISS {type(index).__name__}; omit it."
+            )
     return effort
 
 
 def _is_of_kind(index: faiss.Index, kind: str) -> bool:
-    """Whether an index, or the one that it wraps, is an IVF or HNSW index."""
+    """Whether an index, or one inside it, is an IVF or HNSW index."""
     if kind in type(index).__name__:
         return True
-    wrapped = getattr(index, "base_index", None) or getattr(index, "index", None)
-    return wrapped is not None and _is_of_kind(faiss.downcast_index(wrapped), kind)
+    inner = (getattr(index, name, None) for name in ("base_index", "index", "quantizer"))
+    return any(isinstance(one, faiss.Index) and _is_of_kind(faiss.downcast_index(one), kind) for one in inner)
 
 
 class PassageVectors:
