@@ -83,7 +83,8 @@ def reciprocal_ranks(rankings: Sequence[Hits], k: int) -> Hits:
     Cormack, Clarke and Büttcher, Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning Methods,
     SIGIR 2009.
     """
-    shares = [np.where(_found(hits), 1 / (61 + np.arange(hits.numbers_QK.shape[1])), 0) for hits in rankings]
+    numbers = [hits.numbers_QK for hits in rankings]
+    shares = [np.where(rows != NO_PASSAGE, 1 / (61 + np.arange(rows.shape[1])), 0) for rows in numbers]
     return _summed(rankings, shares, k)
 
 
@@ -98,13 +99,9 @@ def interpolated_scores(rankings: Sequence[Hits], weights: Sequence[float], k: i
     return _summed(rankings, shares, k)
 
 
-def _found(hits: Hits) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    return hits.numbers_QK != NO_PASSAGE
-
-
 def _scaled(hits: Hits) -> FloatArray:
     """Scores between 0 and 1 within a query; 0 if there is no hit."""
-    found = _found(hits)
+    found = hits.numbers_QK != NO_PASSAGE
     scores = hits.scores_QK.astype(np.float64)
     lowest = np.min(scores, axis=1, keepdims=True, where=found, initial=np.inf)
     highest = np.max(scores, axis=1, keepdims=True, where=found, initial=-np.inf)

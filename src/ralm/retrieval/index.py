@@ -233,7 +233,7 @@ def _same_index(path: Path, options: formula.BM25Options | None, fingerprint: st
 def _fingerprints(index: Index) -> dict[str, str]:
     """The fingerprints of the sets of vectors, by name; the empty name is the default one."""
     sets = index.vector_sets
-    every = {name: one.fingerprint for name, one in sets.sets.items()}
+    every = {name: record.fingerprint for name, record in sets.sets.items()}
     return every if sets.default is None else {**every, "": every[sets.default]}
 
 

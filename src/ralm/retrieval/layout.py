@@ -12,7 +12,6 @@ same are links to the old ones.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -35,7 +34,6 @@ FILES_TABLE: Final = "files.table"
 MAIN: Final = "main"
 """The name of the set of vectors that an index is built with."""
 
-_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
 NO_ENCODER: Final = "its manifest does not say with which encoder it was built"
 _FAULTS: Final = {
@@ -177,15 +175,6 @@ def vectors_folder(name: str) -> str:
 def vectors_file(name: str, file: str) -> str:
     """Return the path in the index of a file of a set of vectors."""
     return f"{vectors_folder(name)}/{file}"
-
-
-def check_name(name: str) -> None:
-    """Raise UsageError if the name of a set of vectors is invalid."""
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"vectors cannot be called {name!r}: a name is up to 64 letters, digits, '-', '_' and '.', and begins with "
-            "a letter or digit."
-        )
 
 
 def _short_hash(checksums: dict[str, str]) -> str:

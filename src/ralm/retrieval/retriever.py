@@ -14,7 +14,7 @@ from ralm.corpus.store import PassageStore
 from ralm.grammar import Catalogue
 from ralm.lm.api.endpoint import is_api
 from ralm.options import Option, check_options, seed_option
-from ralm.protocols import Encoder, Retriever
+from ralm.protocols import Retriever
 from ralm.records import BoolArray, Hits
 from ralm.retrieval.allowed import mask_without, narrowed
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, load_encoder
@@ -185,17 +185,14 @@ def _retriever(index: "Index", options: RetrieverOptions) -> Retriever:
 
 
 def _dense(index: "Index", options: DenseOptions) -> Retriever:
-    encoder = _query_encoder(index, options)
+    encoder = None
+    if options.query_encoder is not None:
+        own = index.encoder_options(options.vectors)
+        asked = replace(own, query_encoder=options.query_encoder)
+        if is_api(own.encoder) or is_api(options.query_encoder):
+            asked = EncoderOptions(encoder=options.query_encoder, normalize=own.normalize)
+        encoder = load_encoder(asked)
     return index.dense(options.search, vectors=options.vectors, encoder=encoder, any_encoder=options.any_encoder)
-
-
-def _query_encoder(index: "Index", options: DenseOptions) -> Encoder | None:
-    if options.query_encoder is None:
-        return None
-    own = index.encoder_options(options.vectors)
-    if is_api(own.encoder) or is_api(options.query_encoder):
-        return load_encoder(EncoderOptions(encoder=options.query_encoder, normalize=own.normalize))
-    return load_encoder(replace(own, query_encoder=options.query_encoder))
 
 
 class MemoizedRetriever:

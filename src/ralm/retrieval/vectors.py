@@ -3,8 +3,9 @@
 The index is replaced by one whose other files are links to the old ones.
 """
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Encoder
@@ -16,6 +17,8 @@ from ralm.storage import atomic, manifest, work
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import KnownVectors
+
+_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
 class RemoteEncoding(Protocol):
@@ -78,7 +81,11 @@ def _known(index: Index, name: str, encoder: Encoder, options: VectorOptions) ->
 
 def check_can_add(index: Index, name: str, *, force: bool) -> None:
     """Raise the errors of `add_vectors` that do not depend on encoding."""
-    layout.check_name(name)
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"vectors cannot be called {name!r}: a name is up to 64 letters, digits, '-', '_' and '.', and begins with "
+            "a letter or digit."
+        )
     if name in index.vectors and not force:
         raise FolderExistsError(
             f"{index.path} already has vectors {name!r}, which are kept; choose another name, or overwrite them with "

@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO
 
 from ralm.errors import FolderExistsError, RalmError, UsageError
 from ralm.storage.atomic import storage_errors, sync, sync_one
-from ralm.storage.work import empty, is_held, is_work_folder, remove, unfinished, work_folder
+from ralm.storage.work import empty, is_held, remove, unfinished, work_folder
 
 MANIFEST: Final = "manifest.json"
 _NEW: Final = "new"
@@ -130,13 +130,12 @@ def restore(path: Path) -> None:
     """Restore, if possible, a folder that a killed process moved away while replacing it. If the process runs, wait for
     its next rename."""
     path = path.resolve()
-    work = _work_of(path)
-    while (work / _OLD).exists() and not path.exists() and is_work_folder(work):
+    while (_work_of(path) / _OLD).exists() and not path.exists():
         try:
             recover(path)
         except FolderExistsError:
             time.sleep(_PAUSE)
-        except OSError:
+        except (UsageError, OSError):
             return
 
 

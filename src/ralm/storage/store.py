@@ -21,10 +21,9 @@ _APPLICATION: Final = 0x72616C6D
 """Marks a file as ours ("ralm"), in the place that SQLite has for such a mark."""
 _VERSION: Final = 1
 _SECONDS_TO_WAIT: Final = 60.0
-_KEYS_A_QUERY: Final = 500
 _CHECKSUM_BYTES: Final = 16
-_TABLE: Final = "entries"
-_CREATE: Final = f"CREATE TABLE IF NOT EXISTS {_TABLE} (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
+_CREATE: Final = "CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
+_GET: Final = "SELECT key, value FROM entries WHERE key = ?"
 _SHARED: Final = ("journal_mode = WAL", "synchronous = NORMAL")
 _ALONE: Final = ("locking_mode = EXCLUSIVE", "synchronous = OFF")
 
@@ -52,7 +51,6 @@ class Store:
         self._what = what
         self._instead = instead
         self._shared = shared
-        self._closed = False
         self._lock = threading.Lock()
         with self._errors():
             if file is None:
@@ -76,16 +74,10 @@ class Store:
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The values of those of these keys that have one."""
-        distinct = list(dict.fromkeys(keys))
+        distinct = dict.fromkeys(keys)
         with self._lock, self._errors():
             database = self._open()
-            found: dict[bytes, bytes] = {}
-            for begin in range(0, len(distinct), _KEYS_A_QUERY):
-                some = distinct[begin : begin + _KEYS_A_QUERY]
-                marks = ",".join("?" * len(some))
-                statement = f"SELECT key, value FROM entries WHERE key IN ({marks})"  # noqa: S608  (only question marks)
-                found.update(_intact(database.execute(statement, some)))
-            return found
+            return dict(_intact(row for key in distinct for row in database.execute(_GET, (key,))))
 
     def count(self) -> int:
         """The number of values, altered ones included."""
@@ -108,9 +100,8 @@ class Store:
     def close(self) -> None:
         """Close the file; further calls of this do nothing. A file that is not shared is removed if it is empty."""
         with self._lock, self._errors():
-            if self._closed:
+            if not self._close_file.alive:
                 return
-            self._closed = True
             empty = not self._shared and not self._database.execute("SELECT 1 FROM entries LIMIT 1").fetchone()
             self._close_file()
             if empty and self.file is not None:
@@ -123,7 +114,7 @@ class Store:
             marks = tuple(self._pragma(name) for name in ("application_id", "user_version"))
             tables = [name for (name,) in self._database.execute("SELECT name FROM sqlite_master")]
             is_new = not (any(marks) or tables or self._pragma("schema_version"))
-        if not is_new and (marks, tables) != ((_APPLICATION, _VERSION), [_TABLE]):
+        if not is_new and (marks, tables) != ((_APPLICATION, _VERSION), ["entries"]):
             raise InputError(f"{self.file} is not a {self._what}; choose another file, or remove this one.")
         # A commit is safe from a killed process without waiting for the disk. A file that is not shared may be lost
         # if the whole machine fails: what it holds is then computed again.
@@ -152,7 +143,7 @@ class Store:
         return value
 
     def _open(self) -> sqlite3.Connection:
-        if self._closed:
+        if not self._close_file.alive:
             raise UsageError(f"the {self._what} {self.file} is closed; open it again.")
         return self._database
 

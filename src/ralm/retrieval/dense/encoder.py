@@ -385,7 +385,10 @@ def load_dpr(name: str, model_kwargs: dict[str, Any]) -> list[nn.Module]:
     width = transformer.get_embedding_dimension()
     modules: list[nn.Module] = [transformer, Pooling(width, "cls")]
     if inner.projection_dim > 0:
-        modules.append(_linear(inner.encode_proj))
+        projection = inner.encode_proj
+        linear = Dense(projection.in_features, projection.out_features, activation_function=nn.Identity())
+        linear.linear.load_state_dict(projection.state_dict())
+        modules.append(linear)
     return modules
 
 
@@ -397,9 +400,3 @@ def _as_module(bert: Any, tokenizer: Any, model_kwargs: dict[str, Any]) -> Trans
         bert.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return Transformer(str(folder), model_kwargs={**model_kwargs, "add_pooling_layer": False})
-
-
-def _linear(projection: nn.Linear) -> Dense:
-    dense = Dense(projection.in_features, projection.out_features, activation_function=nn.Identity())
-    dense.linear.load_state_dict(projection.state_dict())
-    return dense
