@@ -1,8 +1,11 @@
-"""Reads the metadata and the weights of GGUF files, llama.cpp's format of a model, one file or several shards."""
+"""Reads the metadata and the weights of GGUF files, llama.cpp's format of a model, one file or several shards.
+
+The package gguf dequantises. Its reader, which transformers uses too, needs 30 to 50 times as long for a header, half a
+minute for a large vocabulary. It believes what a header says of sizes, and reads no shards.
+"""
 
 import hashlib
 import math
-import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -23,7 +26,8 @@ _VERSIONS: Final = (2, 3)
 _MAX_DIMENSIONS: Final = 4
 _CHUNK: Final = 1 << 22
 """The number of weights that are dequantised at once: their float32 copy takes 16 MB."""
-_SHARD: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_OFF: Final[tuple[Any, ...]] = (False, 0, "", "none", [])
+"""Values that switch a setting off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +49,55 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The metadata of a model in GGUF files, and where its tensors are; `digest` hashes all that was read of them."""
+    """The metadata of a model in GGUF files, and where its tensors are; `digest` hashes all that was read of them,
+    `used` has the names of the settings and tensors that were asked for."""
 
     name: str
     metadata: dict[str, Any]
     tensors: dict[str, StoredTensor]
-    digest: Any = field(default_factory=hashlib.sha256)
+    digest: Any
+    used: set[str] = field(default_factory=set)
 
     @property
-    def dtype(self) -> "torch.dtype":
-        """The number format of the matrices; float32 if they are quantised or of several formats."""
-        import torch  # here, so that tokenizers load without it
+    def architecture(self) -> str:
+        """llama.cpp's name of the architecture, with which the names of its settings begin."""
+        return str(self.metadata.get("general.architecture"))
 
-        kinds = {one.kind.name for one in self.tensors.values() if len(one.shape) > 1}
-        return {"F16": torch.float16, "BF16": torch.bfloat16}.get(kinds.pop() if len(kinds) == 1 else "", torch.float32)
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a setting."""
+        self.used.add(key)
+        return self.metadata.get(key, default)
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """The value of a setting of the architecture; ModelError if it differs from layer to layer."""
+        value = self.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, list) and len(set(value)) == 1:
+            return value[0]
+        if isinstance(value, list):
+            raise ModelError(f"{self.name}: layers with different {self.architecture}.{key} are not supported.")
+        return value
+
+    def positive(self, key: str, default: Any = None) -> Any:
+        """The value of a setting of the architecture; ModelError if it is no positive number, or is missing and has no
+        default."""
+        value = self.setting(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ModelError(f"{self.name} is damaged: {self.architecture}.{key} is {value!r}, not a positive number.")
+        return value
+
+    def unused(self, prefix: str, no_effect: tuple[str, ...]) -> str | None:
+        """The first setting with this prefix that nobody asked for, is not switched off, and has none of these ends."""
+        keys = (key for key in self.metadata.keys() - self.used if key.startswith(prefix))
+        return min(
+            (key for key in keys if not key.endswith(no_effect) and self.metadata[key] not in _OFF), default=None
+        )
 
     def load(self, name: str, dtype: "torch.dtype") -> "torch.Tensor":
         """The dequantised weights of a tensor, read a few rows at a time; ModelError if the file has become shorter."""
         import torch
         from gguf.quants import dequantize
 
+        self.used.add(name)
         stored = self.tensors[name]
         weights = torch.empty((stored.rows, stored.shape[-1]), dtype=dtype)
         with stored.path.open("rb") as file:
@@ -84,59 +117,37 @@ def open_gguf(name: str) -> GgufFile:
     Raises MissingExtraError without the extra `gguf`; ModelError if there is no such file, if it or a shard is no whole
     GGUF file, or if gguf cannot dequantise it.
     """
-    if not Path(name).is_file():
-        raise ModelError(f"{name} is a folder, not a file." if Path(name).is_dir() else f"there is no file {name}.")
+    first = Path(name)
+    if not first.is_file():
+        raise ModelError(f"{name} is a folder, not a file." if first.is_dir() else f"there is no file {name}.")
     with extra("gguf", "GGUF files need", ("gguf",)):
         import gguf  # noqa: F401
-    first = _read_header(Path(name))
-    model = GgufFile(name, first.metadata, {})
-    for number, path in enumerate(_shards(Path(name), first.metadata)):
-        part = _read_header(path) if number else first
-        if number and (part.metadata.get("split.no"), part.metadata.get("split.count")) != (
-            number,
-            first.metadata["split.count"],
-        ):
+    whole = _read_header(first)
+    digest = hashlib.sha256(whole.digest.digest())
+    for number, path in enumerate(_other_shards(first, whole.metadata), start=1):
+        shard = _read_header(path)
+        if [shard.metadata.get(f"split.{key}") for key in ("no", "count")] != [number, whole.metadata["split.count"]]:
             raise ModelError(f"{path} is not shard {number + 1} of {name}.")
-        if twice := model.tensors.keys() & part.tensors.keys():
+        if twice := whole.tensors.keys() & shard.tensors.keys():
             raise ModelError(f"{path}: the tensor {min(twice)} is stored twice.")
-        model.tensors.update(part.tensors)
-        model.digest.update(part.digest.digest())
-    if first.metadata.get("split.tensors.count", len(model.tensors)) != len(model.tensors):
-        raise ModelError(
-            f"{name} and its shards have {len(model.tensors)} tensors, which is not the number in its header."
-        )
-    _check_kinds(model)
-    return model
+        whole.tensors.update(shard.tensors)
+        digest.update(shard.digest.digest())
+    return replace(whole, name=name, digest=digest)
 
 
-def _shards(first: Path, metadata: dict[str, Any]) -> Iterator[Path]:
-    """The file itself and the shards after it; ModelError if it is not the first shard, or one is missing."""
-    yield first
+def _other_shards(first: Path, metadata: dict[str, Any]) -> Iterator[Path]:
+    """The shards after the first; ModelError if the file is one of several but not the first, or if one is missing."""
     count = metadata.get("split.count", 0)
     if count <= 1:
         return
-    named = _SHARD.fullmatch(first.name)
-    if named is None or int(named[3]) != count or int(named[2]) != 1 or metadata.get("split.no") != 0:
+    stem, _, ending = first.name.rpartition("-00001-of-")
+    if ending.lower() != f"{count:05}.gguf" or metadata.get("split.no") != 0:
         raise ModelError(f"{first} is one of {count} shards: give the first, NAME-00001-of-{count:05}.gguf.")
     for number in range(2, count + 1):
-        path = first.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf")
+        path = first.with_name(f"{stem}-{number:05}-of-{ending}")
         if not path.is_file():
             raise ModelError(f"{first} is one of {count} shards, and {path.name} is missing beside it.")
         yield path
-
-
-def _check_kinds(model: GgufFile) -> None:
-    """Raise ModelError if gguf cannot dequantise some tensor."""
-    from gguf.constants import GGML_QUANT_SIZES
-    from gguf.quants import dequantize
-
-    for kind, name in {one.kind: name for name, one in model.tensors.items()}.items():
-        try:
-            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
-        except NotImplementedError:
-            raise ModelError(
-                f"{model.name}: the package gguf cannot dequantise {kind.name}, the type of {name}."
-            ) from None
 
 
 def _truncated(path: Path) -> ModelError:
@@ -144,60 +155,52 @@ def _truncated(path: Path) -> ModelError:
 
 
 class _Cursor:
-    """Reads values of a header one after another; ModelError at the end of the file."""
+    """Reads and hashes the values of a header one after another; ModelError at the end of the file."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file = file
         self._path = path
         self._left = path.stat().st_size
-        self.position = 0
         self.digest = hashlib.sha256()
-
-    def take(self, count: int) -> bytes:
-        """The next bytes."""
-        if count > self._left or len(data := self._file.read(count)) < count:
-            raise _truncated(self._path)
-        self._left -= count
-        self.position += count
-        self.digest.update(data)
-        return data
 
     def unpack(self, format: str, count: int = 1) -> tuple[Any, ...]:  # noqa: A002
         """The next numbers, little-endian; `count` of a format of one letter."""
-        return struct.unpack(f"<{count}{format}", self.take(count * struct.calcsize(f"<{format}")))
+        size = count * struct.calcsize(f"<{format}")
+        if size > self._left or len(data := self._file.read(size)) < size:
+            raise _truncated(self._path)
+        self._left -= size
+        self.digest.update(data)
+        return struct.unpack(f"<{count}{format}", data)
 
     def string(self) -> str:
         """The next string."""
-        data = self.take(self.unpack("Q")[0])
+        (length,) = self.unpack("Q")
+        (data,) = self.unpack("s", length)
         try:
-            return data.decode()
+            return str(data, "utf-8")
         except UnicodeDecodeError:
             raise ModelError(f"{self._path} is damaged: its header has a string that is not UTF-8.") from None
 
     def value(self) -> Any:
         """The next value of metadata, after its type; float32 as the shortest decimal that stands for it."""
         (kind,) = self.unpack("I")
-        if kind == _STRING:
-            return self.string()
+        of, count = self.unpack("IQ") if kind == _ARRAY else (kind, 1)
+        if of == _STRING:
+            values = [self.string() for _ in range(count)]
+        elif of in _SCALARS:
+            values = list(self.unpack(_SCALARS[of], count))
+        else:
+            raise ModelError(f"{self._path} is damaged: its metadata has a value of the unknown type {of}.")
         if kind == _ARRAY:
-            of, count = self.unpack("IQ")
-            if of == _STRING:
-                return [self.string() for _ in range(count)]
-            return list(self.unpack(self._format(of), count))
-        (value,) = self.unpack(self._format(kind))
-        return float(str(np.float32(value))) if kind == _FLOAT32 else value
-
-    def _format(self, kind: int) -> str:
-        if kind not in _SCALARS:
-            raise ModelError(f"{self._path} is damaged: its metadata has a value of the unknown type {kind}.")
-        return _SCALARS[kind]
+            return values
+        return float(str(np.float32(values[0]))) if kind == _FLOAT32 else values[0]
 
 
 def _read_header(path: Path) -> GgufFile:
-    """The metadata and tensors of one file, all of whose weights are in it; ModelError if it is no such file."""
+    """The header of one file, which has room for all its weights; ModelError if it is no such file."""
     with path.open("rb") as file:
         cursor = _Cursor(file, path)
-        if cursor.take(4) != b"GGUF":
+        if cursor.unpack("s", 4) != (b"GGUF",):
             raise ModelError(f"{path} is not a GGUF file: it does not begin with GGUF.")
         version, tensor_count, setting_count = cursor.unpack("IQQ")
         if version not in _VERSIONS:
@@ -212,24 +215,26 @@ def _read_header(path: Path) -> GgufFile:
         if not isinstance(alignment, int) or alignment < 1:
             raise ModelError(f"{path} is damaged: its alignment is {alignment!r}.")
         stored = [_tensor(cursor, path) for _ in range(tensor_count)]
-    begin = -(-cursor.position // alignment) * alignment
+        begin = -(-file.tell() // alignment) * alignment
     tensors: dict[str, StoredTensor] = {}
     end = 0
-    for name, one in stored:
-        if name in tensors or one.offset != -(-end // alignment) * alignment:
+    for name, tensor in stored:
+        if name in tensors or tensor.offset != -(-end // alignment) * alignment:
             raise ModelError(
                 f"{path} is damaged: the tensor {name} is stored twice, or does not follow the one before it."
             )
-        end = one.offset + one.rows * one.row_bytes
-        tensors[name] = replace(one, offset=begin + one.offset)
+        end = tensor.offset + tensor.rows * tensor.row_bytes
+        tensors[name] = replace(tensor, offset=begin + tensor.offset)
     if begin + end > path.stat().st_size:
         raise _truncated(path)
     return GgufFile(str(path), metadata, tensors, cursor.digest)
 
 
 def _tensor(cursor: _Cursor, path: Path) -> tuple[str, StoredTensor]:
-    """The name of a tensor, and the tensor with its offset from the beginning of all weights."""
+    """The next tensor and its name, with its offset from the beginning of all weights; ModelError if gguf cannot
+    dequantise it."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
 
     name = cursor.string()
     (count,) = cursor.unpack("I")
@@ -239,11 +244,12 @@ def _tensor(cursor: _Cursor, path: Path) -> tuple[str, StoredTensor]:
     number, offset = cursor.unpack("IQ")
     try:
         kind = GGMLQuantizationType(number)
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        dequantize(np.zeros((1, block_bytes), dtype=np.uint8), kind)
     except ValueError:
-        raise ModelError(
-            f"{path}: the tensor {name} has the type {number}, which the package gguf does not know."
-        ) from None
-    block, block_bytes = GGML_QUANT_SIZES[kind]
+        raise ModelError(f"{path}: the package gguf does not know {number}, the type of {name}.") from None
+    except NotImplementedError:
+        raise ModelError(f"{path}: the package gguf cannot dequantise {kind.name}, the type of {name}.") from None
     if not math.prod(sizes) or sizes[0] % block:
         raise ModelError(f"{path} is damaged: the tensor {name} has the shape {sizes}, which {kind.name} cannot have.")
     return name, StoredTensor(path, offset, tuple(reversed(sizes)), kind, sizes[0] // block * block_bytes)
