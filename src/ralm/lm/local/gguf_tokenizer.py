@@ -1,14 +1,17 @@
-"""Makes transformers tokenizers of the metadata of GGUF files: byte-level BPE, and SentencePiece's BPE."""
+"""Makes transformers tokenizers of the metadata of GGUF files: byte-level BPE, and SentencePiece's BPE.
 
-from collections.abc import Iterator, Mapping, Sequence
-from enum import IntEnum
+Those that transformers makes differ between its versions. They split the numbers of SmolLM2, and what they do not know,
+as GPT-2 does.
+"""
+
 from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import generate_merges
 
 from ralm.errors import ModelError
-from ralm.lm.local.gguf_file import open_gguf
+from ralm.lm.local.gguf_file import GgufFile, open_gguf
 
 _CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -42,62 +45,40 @@ _WHOLE_WORDS: Final = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
 """Those that read a word that is a token as that token, whatever the merges, and begin texts with a BOS by default."""
 _NOT_STRIPPED: Final = {"<unk>", "<s>", "<|endoftext|>"}
 _SPACE: Final = "\u2581"
-_READ: Final = {
-    f"tokenizer.ggml.{key}"
-    for key in "model pre tokens scores token_type merges add_bos_token add_eos_token add_space_prefix".split()
-}
-_NO_EFFECT: Final = ("_token_id", ".huggingface.json", ".token_type_count")
+_NO_EFFECT: Final = ("_token_id", ".huggingface.json", ".token_type_count", ".merges")
+"""The ends of settings that need not be read: SentencePiece's BPE has scores instead of merges."""
 _TEMPLATE: Final = "tokenizer.chat_template"
 
 
-class _Kind(IntEnum):
-    """What a token is; gguf's numbers."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
 class _Vocabulary:
-    """The tokens of a file and what it says about them; ModelError if it does not hold together, or has a setting of
-    tokenizers that is not supported."""
+    """The tokens of a file and their ids. `added` are those that are read wherever their text occurs, and whether they
+    are special; `scores` has the score of each that is made by merges. ModelError if they do not hold together."""
 
-    def __init__(self, name: str, metadata: Mapping[str, Any]) -> None:
-        self.name = name
-        self._metadata = metadata
+    def __init__(self, file: GgufFile) -> None:
+        from gguf import TokenType
+
+        self.file = file
         tokens = self.get("tokens") or []
         self.tokens: list[str] = [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
         self.ids = {token: number for number, token in enumerate(self.tokens)}
-        self.kinds: Sequence[int] = self.get("token_type", [_Kind.NORMAL] * len(tokens))
-        self.scores: Sequence[float] = self.get("scores", [0.0] * len(tokens))
-        if not tokens or not len(self.ids) == len(tokens) == len(self.kinds) == len(self.scores):
-            raise ModelError(f"{name} is damaged: it has no tokens, one twice, or one without a kind or score.")
-        for key, value in metadata.items():
-            is_ours = key in _READ or key.startswith(_TEMPLATE) or key.endswith(_NO_EFFECT)
-            if key.startswith("tokenizer.") and not is_ours and value not in (False, 0, "", []):
-                raise ModelError(f"{name} has the setting {key}, which is not supported.")
+        kinds = self.get("token_type", [TokenType.NORMAL] * len(tokens))
+        scores = self.get("scores", [0.0] * len(tokens))
+        if not tokens or not len(self.ids) == len(tokens) == len(kinds) == len(scores):
+            raise ModelError(f"{file.name} is damaged: it has no tokens, one twice, or one without a kind or score.")
+        is_special = {TokenType.UNKNOWN: True, TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
+        of_kind = [*zip(self.tokens, kinds, scores, strict=True)]
+        self.added = {token: is_special[kind] for token, kind, _ in of_kind if kind in is_special}
+        merged = (TokenType.NORMAL, TokenType.UNUSED)
+        self.scores: dict[str, float] = {token: score for token, kind, score in of_kind if kind in merged}
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a setting of the tokenizer."""
-        return self._metadata.get(f"tokenizer.ggml.{key}", default)
+        return self.file.get(f"tokenizer.ggml.{key}", default)
 
     def special(self, name: str, default: int | None = None) -> str | None:
         """The text of a special token, such as bos; None if there is none."""
         number = self.get(f"{name}_token_id", default)
         return self.tokens[number] if number is not None and 0 <= number < len(self.tokens) else None
-
-    def added_tokens(self, *, strip: bool) -> list[AddedToken]:
-        """The tokens that are read wherever their text occurs; with `strip`, most take the white space after them, as
-        Phi-3's do: GGUF files do not say so, and llama.cpp goes by the name of the model."""
-        is_special: dict[int, bool] = {_Kind.UNKNOWN: True, _Kind.CONTROL: True, _Kind.USER_DEFINED: False}
-        return [
-            AddedToken(token, special=is_special[kind], normalized=False, rstrip=strip and token not in _NOT_STRIPPED)
-            for token, kind in zip(self.tokens, self.kinds, strict=True)
-            if kind in is_special
-        ]
 
 
 def load_gguf_tokenizer(name: str) -> PreTrainedTokenizerFast:
@@ -105,8 +86,8 @@ def load_gguf_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
     Raises what `open_gguf` raises; ModelError naming the tokenizer or setting that is not supported.
     """
-    metadata = open_gguf(name).metadata
-    vocabulary = _Vocabulary(name, metadata)
+    file = open_gguf(name)
+    vocabulary = _Vocabulary(file)
     kind, splitting = vocabulary.get("model"), vocabulary.get("pre")
     is_sentencepiece = kind == "llama"
     if is_sentencepiece:
@@ -120,8 +101,14 @@ def load_gguf_tokenizer(name: str) -> PreTrainedTokenizerFast:
         )
     else:
         backend, defaults = _byte_level(vocabulary, splitting), {}
-    strip = is_sentencepiece and metadata.get("general.architecture") == "phi3"
-    backend.add_tokens(vocabulary.added_tokens(strip=strip))
+    # Phi-3's take the white space after them: files do not say so, and llama.cpp goes by the name of the model
+    strips = is_sentencepiece and file.architecture == "phi3"
+    backend.add_tokens(
+        [
+            AddedToken(token, special=special, normalized=False, rstrip=strips and token not in _NOT_STRIPPED)
+            for token, special in vocabulary.added.items()
+        ]
+    )
     special = {key: vocabulary.special(key, defaults.get(key)) for key in ("bos", "eos", "padding", "unknown")}
     begins = vocabulary.get("add_bos_token", is_sentencepiece or splitting in _WHOLE_WORDS)
     ends = vocabulary.get("add_eos_token")
@@ -132,6 +119,9 @@ def load_gguf_tokenizer(name: str) -> PreTrainedTokenizerFast:
     backend.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[(token, vocabulary.ids[token]) for token in dict.fromkeys(around) if token]
     )
+    templates = _chat_template(file)
+    if key := file.unused("tokenizer.", _NO_EFFECT):
+        raise ModelError(f"{name} has the setting {key}, which is not supported.")
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=special["bos"],
@@ -139,7 +129,7 @@ def load_gguf_tokenizer(name: str) -> PreTrainedTokenizerFast:
         pad_token=special["padding"],
         unk_token=special["unknown"] if is_sentencepiece else None,
         clean_up_tokenization_spaces=False,
-        chat_template=_chat_template(metadata),
+        chat_template=templates,
     )
 
 
@@ -147,7 +137,7 @@ def _byte_level(vocabulary: _Vocabulary, splitting: str) -> Tokenizer:
     """Byte-level BPE, as GPT-2's. Qwen's normalises text, which llama.cpp leaves out."""
     merges = [tuple(merge.split(" ")) for merge in vocabulary.get("merges") or ()]
     if vocabulary.get("add_space_prefix"):
-        raise ModelError(f"{vocabulary.name}: a space before the text is not supported with byte-level BPE.")
+        raise ModelError(f"{vocabulary.file.name}: a space before the text is not supported with byte-level BPE.")
     backend = Tokenizer(models.BPE(vocabulary.ids, merges, ignore_merges=splitting in _WHOLE_WORDS))
     pattern = _SPLITTING[splitting]
     steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern in (_GPT_2, _DIGITS))]
@@ -165,9 +155,10 @@ def _byte_level(vocabulary: _Vocabulary, splitting: str) -> Tokenizer:
 def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     """SentencePiece's BPE with bytes for what is not in the vocabulary, as LLaMA's and Gemma's."""
     if missing := [token for token in (f"<0x{byte:02X}>" for byte in range(256)) if token not in vocabulary.ids]:
-        raise ModelError(f"{vocabulary.name}: a vocabulary without bytes is not supported; it lacks {missing[0]}.")
+        raise ModelError(f"{vocabulary.file.name}: a vocabulary without bytes is not supported; it lacks {missing[0]}.")
     unknown = vocabulary.special("unknown", 0)
-    merges = [*_merges(vocabulary)]
+    # the ways to make a token of two others, best scores first
+    merges = generate_merges(vocabulary.scores, vocabulary.scores)
     backend = Tokenizer(models.BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", _SPACE)
     decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -180,23 +171,9 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     return backend
 
 
-def _merges(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
-    """The merges of SentencePiece's BPE, which joins the neighbours that make the token with the best score: all ways
-    to make a token of two others, best scores first."""
-    mergeable = {
-        token: score
-        for token, score, kind in zip(vocabulary.tokens, vocabulary.scores, vocabulary.kinds, strict=True)
-        if kind in (_Kind.NORMAL, _Kind.UNUSED)
-    }
-    for token in sorted(mergeable, key=mergeable.__getitem__, reverse=True):
-        for cut in range(len(token) - 1, 0, -1):
-            if token[:cut] in mergeable and token[cut:] in mergeable:
-                yield token[:cut], token[cut:]
-
-
-def _chat_template(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
+def _chat_template(file: GgufFile) -> str | dict[str, str] | None:
     """The chat template, or several by name."""
     prefix = f"{_TEMPLATE}."
-    named = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    default: str | None = metadata.get(_TEMPLATE)
+    named = {key.removeprefix(prefix): file.get(key) for key in file.metadata if key.startswith(prefix)}
+    default: str | None = file.get(_TEMPLATE)
     return {**({"default": default} if default else {}), **named} if named else default
