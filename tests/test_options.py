@@ -54,10 +54,10 @@ RECORDS: list[Any] = [
     VectorOptions,
 ]
 NUMBERS = [
-    (record, one.name, without_none(kind) is float)
+    (record, one.name, without_none(one.kind) is float)
     for record in RECORDS
-    for one, kind, _ in declared(record)
-    if without_none(kind) in (int, float)
+    for one in declared(record)
+    if without_none(one.kind) in (int, float)
 ]
 
 
@@ -165,8 +165,8 @@ def test_a_record_goes_through_json_and_its_schema_says_what_it_declares(record:
     adapter = TypeAdapter(record)
     assert adapter.validate_json(json.dumps(asdict(record()))) == record()
     said = adapter.json_schema()["properties"]
-    for one, _, option in declared(record):
-        assert said[one.name]["description"] == option.help
+    for one in declared(record):
+        assert said[one.name]["description"] == one.option.help
         assert one.name in asdict(record())
 
 

@@ -15,14 +15,14 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, is_dataclass, replace
+from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin
 
 from ralm.errors import UsageError
-from ralm.options import Declared, declared, without_none
+from ralm.options import Declared, make_record, options_of, without_none
 from ralm.removed import removal_of
 from ralm.validation import config_of
 
@@ -148,28 +148,27 @@ def read_keys(record: type[_Record], texts: Mapping[str, str], title: str) -> _R
             meant = f"the nearest is {close[0]}; " if close and len(known) > 3 else ""
             keys = f"its keys are {', '.join(known)}" if known else "it has none"
             raise UsageError(f"{title} has no key {key!r}: {meant}{keys}.")
+    for key, declaration in known.items():
+        if declaration.default is MISSING and key not in texts:
+            raise UsageError(f"{title} needs {key}=...: {declaration.option.help}")
     try:
-        return _record(record, {key: _value(key, known[key], text) for key, text in texts.items()}, title)
+        made: _Record = make_record(record, {key: _value(known[key], text) for key, text in texts.items()})
     except UsageError as error:
         message = str(error)
         raise UsageError(message if message.startswith(title) else f"{title}: {message.replace('`', '')}") from None
+    return made
 
 
 def keys_of(record: type) -> dict[str, Declared]:
     """Return the declarations of the keys of a record, and of those of the records in it, by name."""
-    keys: dict[str, Declared] = {}
-    for declaration in declared(record):
-        if _is_group(declaration):
-            keys |= keys_of(declaration.kind)
-        elif declaration.option.flag != "":
-            keys[declaration.key] = declaration
-    return keys
+    return {declaration.key: declaration for declaration in options_of(record)}
 
 
 def keys_text(record: Any, base: Any) -> str:
     """Return the keys that turn the record `base` into `record`, as `parse_keys` reads them."""
-    values, before = _values(record), _values(base)
-    return ",".join(f"{key}={quoted(as_text(value))}" for key, value in values.items() if value != before[key])
+    before = {one.key: one.default for one in options_of(type(base), base)}
+    changed = {one.key: one.default for one in options_of(type(record), record) if one.default != before[one.key]}
+    return ",".join(f"{key}={quoted(as_text(value))}" for key, value in changed.items())
 
 
 def quoted(value: str) -> str:
@@ -210,29 +209,9 @@ def parse_pairs(text: str, title: str) -> dict[str, str]:
     return pairs
 
 
-def _record(record: type[_Record], values: Mapping[str, Any], title: str, base: _Record | None = None) -> _Record:
-    made: dict[str, Any] = {}
-    own = {declaration.key for declaration in declared(record) if not _is_group(declaration)}  # type: ignore[arg-type]
-    inner = {key: value for key, value in values.items() if key not in own}
-    for declaration in declared(record):  # type: ignore[arg-type]
-        field, kind, default = declaration.field, declaration.kind, declaration.field.default_factory
-        if _is_group(declaration):
-            made[field.name] = _record(kind, inner, title, None if default is MISSING else default())
-        elif (key := declaration.key) in values:
-            made[field.name] = values[key]
-        elif base is None and field.default is default is MISSING:
-            raise UsageError(f"{title} needs {key}=...: {declaration.option.help}")
-    return record(**made) if base is None else replace(base, **made)  # type: ignore[type-var]
-
-
-def _is_group(declaration: Declared) -> bool:
-    """Whether a field is a record whose keys are written beside the others."""
-    return is_dataclass(declaration.kind) and declaration.option.part is None
-
-
-def _value(key: str, declaration: Declared, text: str) -> Any:
+def _value(declaration: Declared, text: str) -> Any:
     """A value as the type of its key."""
-    kind = without_none(declaration.kind)
+    key, kind = declaration.key, without_none(declaration.kind)
     if declaration.option.part == "keys":
         return parse_keys(kind, text, f"`{key}`")
     if get_origin(kind) is tuple:
@@ -245,16 +224,6 @@ def _value(key: str, declaration: Declared, text: str) -> Any:
         return text if get_origin(kind) is Literal else kind(text)
     except ValueError:
         raise UsageError(f"`{key}` must be {_NUMBERS[kind]}, not {text!r}.") from None
-
-
-def _values(record: Any) -> dict[str, Any]:
-    """The values of all keys of a record, by name."""
-    values: dict[str, Any] = {}
-    for declaration in declared(type(record)):  # type: ignore[arg-type]
-        value = getattr(record, declaration.field.name)
-        if declaration.option.flag != "":
-            values |= _values(value) if _is_group(declaration) else {declaration.key: value}
-    return values
 
 
 def as_text(value: Any) -> str:

@@ -7,7 +7,7 @@ command, the values of a sweep, the JSON schema of a request, and the keys of a 
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import KW_ONLY, Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
@@ -39,7 +39,11 @@ class Option:
     `minimum` defaults to 1 for whole numbers and to 0 for others; with `above`, a number must be above it. `flag` is
     the name on the command line if it is another one; "" means no flag. `part` is the kind of the part that a text
     names, or "keys" for a record that is written as `key=value,key=value` (`ralm.grammar`). `private` is a key that
-    requests may not choose: it names a file, a model or an address.
+    requests may not choose: it names a file, a model or an address. `argument` means an argument of a command, which
+    its help calls `metavar`.
+
+    A record whose options stand beside the others may leave some of them out (`without`), and set conditions in place
+    of their own, which look at what holds the record (`inner`).
     """
 
     help: str
@@ -52,6 +56,10 @@ class Option:
     needs: Needs | None = None
     part: str | None = None
     private: bool = False
+    argument: bool = False
+    metavar: str | None = None
+    without: tuple[str, ...] = ()
+    inner: Mapping[str, Needs] | None = None
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]) -> Any:
         """The schema of the type with help and bounds; pydantic calls this for a field of a request or a recipe."""
@@ -83,16 +91,6 @@ class Option:
         return self.minimum if self.minimum is not None else 1 if whole else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
-    """Changes to the flags of a record and of those in it: flags that are left out, descriptions of defaults, and
-    conditions in place of their own, which look at what holds them."""
-
-    without: tuple[str, ...] = ()
-    default_text: Mapping[str, str] = field(default_factory=dict)
-    needs: Mapping[str, Needs] = field(default_factory=dict)
-
-
 def _texts_of(value: Any) -> tuple[str, ...]:
     """The texts of a value: itself, or those of a tuple; none of another type."""
     return tuple(one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, str))
@@ -104,23 +102,30 @@ def seed_option(needs: Needs | None = None) -> Option:
 
 
 class Declared(NamedTuple):
-    """A field of a record, its type, and its declaration as an option."""
+    """An option: the name, type and declaration of a field, its default (MISSING if none), and the record."""
 
-    field: "Field[Any]"
+    name: str
     kind: Any
     option: Option
+    default: Any
+    owner: type
 
     @property
     def key(self) -> str:
-        """The name where options have unique names."""
-        return key_of(self.field.name, self.option)
+        """The name where options have unique names: that of its flag."""
+        return (self.option.flag or self.name).replace("-", "_").lstrip("_")
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it is a record whose options stand beside the others."""
+        return is_dataclass(self.kind) and self.option.part is None
 
 
 @cache
 def declared(record: type) -> tuple[Declared, ...]:
     """Return the options of a record: its fields that are annotated with an `Option`."""
     return tuple(
-        Declared(one, kind, mark)
+        Declared(one.name, kind, mark, one.default if one.default_factory is MISSING else one.default_factory(), record)
         for one in fields(record)
         for kind, marks in [annotation(one.type)]
         for mark in marks
@@ -128,10 +133,44 @@ def declared(record: type) -> tuple[Declared, ...]:
     )
 
 
+def options_of(record: type, base: Any = MISSING, without: tuple[str, ...] = ()) -> Iterator[Declared]:
+    """Yield the options with a flag or key of a record, and of those in it, `without` some; defaults are the values of
+    `base`, if it is such a record."""
+    for one in _on_base(record, base, without):
+        if one.is_group:
+            yield from options_of(one.kind, one.default, (*without, *one.option.without))
+        elif one.option.flag != "":
+            yield one
+
+
+def make_record(record: Any, values: Mapping[str, Any], base: Any = MISSING, without: tuple[str, ...] = ()) -> Any:
+    """Return a record with these values, by the keys of `options_of`; others are those of `base`, if it is such a
+    record, or defaults."""
+    made: dict[str, Any] = {}
+    for one in _on_base(record, base, without):
+        if one.is_group:
+            made[one.name] = make_record(one.kind, values, one.default, (*without, *one.option.without))
+        elif one.key in values and one.option.flag != "":
+            made[one.name] = values[one.key]
+    return replace(base, **made) if isinstance(base, record) else record(**made)
+
+
+def _on_base(record: type, base: Any, without: tuple[str, ...]) -> Iterator[Declared]:
+    for one in declared(record):
+        if one.name in without:
+            continue
+        default = getattr(base, one.name) if isinstance(base, record) else one.default
+        if default == one.default:
+            yield one
+        else:
+            yield one._replace(default=default, option=replace(one.option, default_text=None))
+
+
 def check_options(record: Any) -> None:
     """Raise UsageError if an option of a record, which calls this on creation, is out of bounds or no choice."""
-    for one, kind, option in declared(type(record)):  # type: ignore[arg-type]
-        option.check(one.name, kind, getattr(record, one.name))
+    for one in declared(type(record)):  # type: ignore[arg-type]
+        if not one.option.argument:  # whoever reads an argument says what is wrong with it
+            one.option.check(one.name, one.kind, getattr(record, one.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,36 +214,16 @@ def _conditions(
 
     `missing` is that of the whole record; `outer` has those that the records around it set for its options.
     """
-    for one in fields(record):
-        marks = annotation(one.type)[1]
-        option = next((mark for mark in marks if isinstance(mark, Option)), None)
-        value = getattr(record, one.name)
-        is_group = is_dataclass(value) and (option is None or option.part is None)
-        if not is_group and (option is None or key_of(one.name, option) not in names):
+    for one in declared(type(record)):  # type: ignore[arg-type]
+        if not one.is_group and one.key not in names:
             continue
-        unmet = missing or outer.get(one.name, option.needs.unmet(record) if option and option.needs else "")
-        if is_group:
-            changes = next((mark.needs for mark in marks if isinstance(mark, Flags)), {})
-            inner = {name: needs.unmet(record) for name, needs in changes.items()}
-            yield from _conditions(value, names, unmet, {**outer, **inner})
+        needs = one.option.needs
+        unmet = missing or outer.get(one.name, needs.unmet(record) if needs else "")
+        if one.is_group:
+            inner = {name: needs.unmet(record) for name, needs in (one.option.inner or {}).items()}
+            yield from _conditions(getattr(record, one.name), names, unmet, {**outer, **inner})
         else:
-            yield key_of(one.name, option), unmet
-
-
-def key_of(name: str, option: Option | None) -> str:
-    """Return the name of a field or parameter where options have unique names: that of its flag."""
-    return ((option and option.flag) or name).replace("-", "_").lstrip("_")
-
-
-def flag_of(name: str, option: Option | None) -> str:
-    """The flag of a field or parameter, as the user writes it."""
-    named = (option and option.flag) or name
-    return named if named.startswith("-") else "--" + named.replace("_", "-")
-
-
-def negative_flag(flag: str) -> str:
-    """The flag that means no."""
-    return "--no-" + flag.removeprefix("--")
+            yield one.key, unmet
 
 
 def annotation(of: Any) -> tuple[Any, tuple[Any, ...]]:

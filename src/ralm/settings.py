@@ -11,10 +11,9 @@ from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option, check_effects
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.mixers import MIXERS
-from ralm.reading.plan import PlanOptions
+from ralm.reading.plan import DENSE_QUERY_TOKENS, PlanOptions
 from ralm.removed import removal_of
 from ralm.reranking import RERANKERS
-from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RETRIEVERS, RetrieverOptions
 
 CATALOGUES: Final = {"retriever": RETRIEVERS, "rerank": RERANKERS, "reader": READERS, "mixer": MIXERS}
@@ -84,5 +83,5 @@ def read_settings(record: type[_Planned], texts: Mapping[str, str], title: str) 
     options = read_keys(record, texts, title)
     check_effects(options, {name: f"`{name}`" for name in texts})
     if options.retrieval.is_dense and "query_tokens" not in texts:
-        return replace(options, plan=replace(options.plan, query_tokens=QUERY_TOKENS))
+        return replace(options, plan=replace(options.plan, query_tokens=DENSE_QUERY_TOKENS))
     return options

@@ -19,7 +19,7 @@ from ralm.cli import program
 from ralm.cli.flags import command
 from ralm.cli.options import read_input
 from ralm.errors import RalmError, UsageError
-from ralm.options import Flags, Needs, Option, check_options
+from ralm.options import Needs, Option, check_options
 from tests.cli.program import Answer, ralm
 
 
@@ -89,7 +89,7 @@ def test_what_has_no_flag_is_none() -> None:
 def test_a_command_may_go_without_a_flag_and_keep_its_own_default() -> None:
     made: list[Any] = []
 
-    def take(inner: Annotated[Inner, Flags(without=("seed",))] = Inner(seed=4)) -> None:
+    def take(inner: Annotated[Inner, Option("Within.", without=("seed",))] = Inner(seed=4)) -> None:
         made.append(inner)
 
     called(take, "--inner-many", "2")

@@ -24,10 +24,10 @@ class AnswerOptions(Sampling):
     `max_length` None is the model's own.
     """
 
-    new_tokens: Annotated[int, Option("Maximum number of tokens of an answer.")] = 10
+    new_tokens: Annotated[int, Option("Maximum number of tokens of an answer.", default_text="10; chat: 256")] = 10
     stop: Annotated[
         tuple[str, ...],
-        Option("End an answer before this string; repeatable.", default_text="the end of the line"),
+        Option("End an answer before this string; repeatable.", default_text="the end of the line; chat: none"),
     ] = ("\n",)
     join: Annotated[
         Joining,

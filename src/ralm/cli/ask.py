@@ -6,7 +6,7 @@ from typing import Annotated
 import ralm
 from ralm.answering.options import AnswerOptions
 from ralm.cli import flags, models, options
-from ralm.options import Flags, Option
+from ralm.options import Option
 from ralm.settings import PipelineOptions
 
 
@@ -28,10 +28,7 @@ def ask_command(
             default_text=options.PROMPT_TEXT,
         ),
     ] = None,
-    answering: Annotated[
-        AnswerOptions,
-        Flags(without=("join",), default_text=options.ANSWER_TEXTS),
-    ],
+    answering: Annotated[AnswerOptions, Option("How an answer is drawn.", without=("join",))],
     control: Annotated[
         bool,
         Option(

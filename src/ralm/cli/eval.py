@@ -12,7 +12,7 @@ from ralm.cli.over import Over, Shared, make_jobs
 from ralm.corpus.files import read_text
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.options import Flags, Needs, Option, check_options
+from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
 from ralm.reading.plan import PlanOptions
 from ralm.settings import PipelineOptions
@@ -32,8 +32,7 @@ class EvaluationJob:
     retrieved: Annotated[Path | None, Option("Read with the passages that `ralm retrieve` wrote.")] = None
     plan: Annotated[
         PlanOptions,
-        Option("What is read for a stride."),
-        Flags(default_text=options.QUERY_TOKENS_TEXT, needs={"query_tokens": _RETRIEVES}),
+        Option("What is read for a stride.", inner={"query_tokens": _RETRIEVES}),
     ]
     limit_tokens: options.LimitTokens = None
 

@@ -12,7 +12,7 @@ from ralm.cli import options
 from ralm.cli.flags import Given
 from ralm.cli.models import open_model
 from ralm.errors import RalmWarning, UsageError
-from ralm.options import Flags, Option
+from ralm.options import Option
 from ralm.protocols import WritingModel
 from ralm.reading import sampling
 from ralm.settings import PipelineOptions
@@ -32,10 +32,7 @@ def generate_command(
     ] = None,
     generation: Annotated[
         sampling.GenerationOptions,
-        Flags(
-            default_text=options.QUERY_TOKENS_TEXT,
-            needs={"query_tokens": options.NEEDS_INDEX, "stride": options.NEEDS_INDEX},
-        ),
+        Option("How text is generated.", inner=dict.fromkeys(("query_tokens", "stride"), options.NEEDS_INDEX)),
     ],
     baseline: Annotated[
         bool, Option("Also score the generated text without passages, and show what the passages contributed.")

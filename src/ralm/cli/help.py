@@ -46,12 +46,11 @@ _OWN: Final = {
 """The groups of options that the commands themselves have, by name; the others come first."""
 
 
-def group_of(name: str, owner: type | None) -> str:
-    """The title of the group of an option that a record has, or without an `owner` the command itself."""
+def group_of(name: str, owner: type) -> str:
+    """The title of the group of an option that a record has, or a command itself."""
     if name in _MOST_USED:
         return _FIRST
-    module = "ralm.cli" if owner is None else owner.__module__
-    titles = [title for package, title in _RECORDS.items() if f"{module}.".startswith(f"{package}.")]
+    titles = [title for package, title in _RECORDS.items() if f"{owner.__module__}.".startswith(f"{package}.")]
     return titles[-1] if titles else _OWN.get(name, _FIRST)
 
 

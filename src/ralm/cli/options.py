@@ -8,11 +8,8 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
-import typer
-
-from ralm.answering.options import CHAT_ANSWER, AnswerOptions
 from ralm.cli.flags import Given
 from ralm.cli.process import print_note
 from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text
@@ -20,15 +17,14 @@ from ralm.errors import InputError, UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions, plan, sampling
-from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.settings import LM, LM_ARGS
 from ralm.training.options import ExampleOptions
 
 
-def argument(text: str, metavar: str | None = None) -> Any:
+def argument(text: str, metavar: str | None = None) -> Option:
     """The declaration of an argument with this help."""
-    return typer.Argument(metavar=metavar, help=text, show_default=False)
+    return Option(text, argument=True, metavar=metavar)
 
 
 def force_option(output: str | None) -> Option:
@@ -37,14 +33,9 @@ def force_option(output: str | None) -> Option:
     return Option("Replace an existing output of ralm.", needs=needs)
 
 
-ANSWER_TEXTS: Final = {
-    "new_tokens": f"{AnswerOptions().new_tokens}; chat: {CHAT_ANSWER.new_tokens}",
-    "stop": "the end of the line; chat: none",
-}
 PROMPT_TEXT: Final = "model with a chat template: chat; else ensemble: replug; else in-context-ralm"
 NEEDS_INDEX: Final = Needs("`index`", lambda command: command.pipeline.index is not None)
 SKIP_BAD: Final = Option("Skip broken lines of files, and count them; in folders they always are.")
-QUERY_TOKENS_TEXT: Final = {"query_tokens": f"{plan.PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
 FIELDS: Final = Option(
     "Which fields make a document, such as text=body,title=name; `ralm help fields` lists the keys.", part="keys"
 )
@@ -78,7 +69,7 @@ def check_reranked_questions(reading: ReadingOptions) -> None:
 def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, given: Given) -> _HasQueryTokens:
     """The options with the papers' query length for this retriever, if no length is given."""
     if retrieval.is_dense and "query_tokens" not in given:
-        return replace(options, query_tokens=QUERY_TOKENS)
+        return replace(options, query_tokens=plan.DENSE_QUERY_TOKENS)
     return options
 
 

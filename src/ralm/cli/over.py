@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-from ralm.cli.flags import Given, option_types
+from ralm.cli.flags import Given
 from ralm.errors import UsageError
 from ralm.grammar import pieces, quoted
-from ralm.options import Option, reject_unused, unused_options
+from ralm.options import Option, options_of, reject_unused, unused_options, without_none
 from ralm.settings import CATALOGUES, part_texts
 
 Over = Annotated[
@@ -56,7 +57,8 @@ class Shared:
 
 def swept_options(record: type) -> dict[str, Any]:
     """Return the types of the options of a job that can be swept, by parameter name."""
-    return {name: kind for name, kind in option_types(record).items() if name not in _FIXED}
+    options = (one for one in options_of(record) if not one.option.argument and one.key not in _FIXED)
+    return {one.key: without_none(one.kind) for one in options}
 
 
 def make_jobs(given: Given, make_job: Callable[..., Any], record: type, over: str | None) -> Jobs:
@@ -101,7 +103,7 @@ def _parsed(option: str, kind: Any, values: str) -> dict[str, Any]:
     """The values of an option of this type, by their text on the command line."""
     try:
         texts = [text.strip('"') for text in pieces(values)] + [""] * (not values or values.endswith(","))
-        parsed = {value: kind(value) if kind in (int, float) else value for value in texts}
+        parsed = {value: kind(value) if kind in (int, float, Path) else value for value in texts}
         if kind is bool:
             parsed = {value: {"true": True, "false": False}[value] for value in parsed}
     except (ValueError, KeyError):

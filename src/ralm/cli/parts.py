@@ -50,7 +50,7 @@ def help_command(
 
 
 def _default(declaration: Declared) -> str:
-    value: Any = declaration.field.default
+    value: Any = declaration.default
     if declaration.option.default_text is not None or not isinstance(value, bool | int | float | str):
         return "..."
     return as_text(value)

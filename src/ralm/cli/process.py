@@ -150,4 +150,4 @@ def dry_run_outputs(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The values of flags in a dry run, with outputs in a folder that is removed at the end."""
     with scratch_folder() as folder, redirect_stdout(io.StringIO()):
         outputs = [name for name in ("out", "report") if values.get(name) is not None]
-        yield {**values, **{name: str(folder / name) for name in outputs}}
+        yield {**values, **{name: folder / name for name in outputs}}

@@ -13,7 +13,7 @@ from ralm.cli.flags import Given, TableOutput
 from ralm.cli.models import open_model, open_pairs
 from ralm.cli.over import Over, Shared, make_jobs
 from ralm.errors import UsageError
-from ralm.options import Flags, Needs, Option, check_options
+from ralm.options import Needs, Option, check_options
 from ralm.settings import PipelineOptions
 
 if TYPE_CHECKING:
@@ -72,10 +72,9 @@ class QuestionJob:
     ] = None
     answering: Annotated[
         AnswerOptions,
-        Option("How an answer is drawn."),
-        Flags(
-            needs={"join": _JOINS, **dict.fromkeys(("new_tokens", "stop", "temperature"), _WRITES)},
-            default_text=options.ANSWER_TEXTS,
+        Option(
+            "How an answer is drawn.",
+            inner={"join": _JOINS, **dict.fromkeys(("new_tokens", "stop", "temperature"), _WRITES)},
         ),
     ]
     semantics: Annotated[

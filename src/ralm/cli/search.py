@@ -9,7 +9,7 @@ from ralm.cli.judging import K_TEXT, JudgingOptions, K, is_run_file, judge
 from ralm.corpus.files import read_text
 from ralm.errors import UsageError
 from ralm.lm.registry import load_language_model, load_tokenizer
-from ralm.options import Flags, Needs, Option
+from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reranking import open_reranker
@@ -91,9 +91,7 @@ def retrieve_command(
     k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
     retrieval: RetrieverOptions,
     rerank: Annotated[str, Option("Choose the `k` best of the candidates.", part="rerank")] = "none",
-    plan: Annotated[
-        PlanOptions, Flags(without=("document_tokens", "bos"), default_text=options.QUERY_TOKENS_TEXT)
-    ] = _PLAN,
+    plan: Annotated[PlanOptions, Option("What is read for a stride.", without=("document_tokens", "bos"))] = _PLAN,
     limit_tokens: options.LimitTokens = None,
     force: options.Force = False,
 ) -> None:

@@ -12,7 +12,7 @@ from ralm.errors import UsageError, extra
 from ralm.grammar import keys_text
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions
-from ralm.options import Flags, Needs, Option
+from ralm.options import Needs, Option
 from ralm.protocols import traits_of
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
@@ -54,28 +54,25 @@ def serve_command(
     ),
     serving: Annotated[
         ServeOptions,
-        Flags(
-            needs={
+        Option(
+            "How the server works.",
+            inner={
                 **dict.fromkeys(("name", "allow", "prompt"), _MODEL),
                 **dict.fromkeys(("proxy", "strict", "query"), _API),
-            }
+            },
         ),
     ],
     retrieval: Annotated[
         RetrieverOptions,
-        Option("How passages are retrieved.", needs=_PASSAGES),
-        Flags(without=("forbidden_titles",)),
+        Option("How passages are retrieved.", needs=_PASSAGES, without=("forbidden_titles",)),
     ],
     reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_READING)],
     plan: Annotated[
         PlanOptions,
-        Flags(
+        Option(
+            "What is read for a stride.",
             without=("max_length", "semantics", "windows", "block"),
-            default_text=options.QUERY_TOKENS_TEXT,
-            needs={
-                **dict.fromkeys(("bos", "max_length"), _MODEL),
-                **dict.fromkeys(("stride", "query_tokens", "document_tokens"), _READING),
-            },
+            inner={"bos": _MODEL, **dict.fromkeys(("stride", "query_tokens", "document_tokens"), _READING)},
         ),
     ],
     max_length: Annotated[

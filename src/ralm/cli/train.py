@@ -15,7 +15,7 @@ from ralm.cli.models import encoding_on, open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
-from ralm.options import Flags, Needs, Option
+from ralm.options import Needs, Option
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.settings import LM_ARGS, PipelineOptions
 from ralm.training.options import (
@@ -93,9 +93,7 @@ def retriever_command(
     both: Annotated[RetrieverTrainingOptions, Option("Both encoders.", needs=_FROM_TEXT)],
     training: TrainingOptions = REPLUG,
     sampled: Annotated[ExampleOptions, Option("The examples.", needs=_FROM_TEXT)] = REPLUG_EXAMPLES,
-    candidates: Annotated[
-        CandidateOptions, Option("The candidates.", needs=_FROM_TEXT), Flags(without=("candidates",))
-    ],
+    candidates: Annotated[CandidateOptions, Option("The candidates.", needs=_FROM_TEXT, without=("candidates",))],
     model: Annotated[ModelOptions, replace(LM_ARGS, needs=_FROM_TEXT)],
     fields: Annotated[Fields, replace(options.FIELDS, needs=_FROM_TEXT)],
     skip_bad: Annotated[bool, replace(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
@@ -155,7 +153,7 @@ def signals_command(
     index: options.IndexFolder,
     lm: options.ModelName,
     out: Annotated[Path, Option("Folder to write.")],
-    sampled: Annotated[ExampleOptions, Flags(default_text=options.QUERY_TOKENS_TEXT)],
+    sampled: ExampleOptions,
     candidates: CandidateOptions,
     retrieval: RetrieverOptions,
     model: options.Model,

@@ -24,7 +24,7 @@ class HarnessOptions(PlannedOptions):
     Raises UsageError if options do not go together.
     """
 
-    plan: Annotated[PlanOptions, Option("What is read.", needs=_INDEX)] = field(
+    plan: Annotated[PlanOptions, Option("What is read.", needs=_INDEX, without=("max_length",))] = field(
         default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
     )
     max_length: Annotated[

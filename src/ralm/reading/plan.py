@@ -19,7 +19,7 @@ token 0: it is read and never scored.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,9 @@ BosOption = Annotated[
 ]
 
 Stride = Annotated[int, Option("Number of tokens between retrievals.")]
-QueryTokens = Annotated[int, Option("Number of last tokens to use as the query.")]
+QueryTokens = Annotated[int, Option("Number of last tokens to use as the query.", default_text="32; dense: 64")]
+DENSE_QUERY_TOKENS: Final = 64
+"""The papers' query length l for dense retrieval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ from ralm.grammar import keys_of
 from ralm.options import Declared, Needs, Option, check_effects, check_options, declared
 from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import READERS, ReadingOptions
-from ralm.reading.plan import PlanOptions
-from ralm.retrieval.dense.options import QUERY_TOKENS
+from ralm.reading.plan import DENSE_QUERY_TOKENS, PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.settings import CATALOGUES, part_texts
 from ralm.validation import MAX_COUNT, check_count, check_length
@@ -189,7 +188,7 @@ PLAIN: Final = "plain"
 def choices() -> dict[str, Declared]:
     """Return the declarations of choices by name, except those that only a request has."""
     records = (RetrieverOptions, ReadingOptions, PlanOptions)
-    known = {one.field.name: one for record in records for one in declared(record)}
+    known = {one.name: one for record in records for one in declared(record)}
     return {name: known[name] for name in CHOICES if name in known}
 
 
@@ -239,7 +238,7 @@ def with_choices(
         return settings
     check_effects(settings.reading, {name: f"`{name}`" for name in values})
     if "retriever" in values and "query_tokens" not in values:
-        tokens = QUERY_TOKENS if settings.retrieval.is_dense else PlanOptions().query_tokens
+        tokens = DENSE_QUERY_TOKENS if settings.retrieval.is_dense else PlanOptions().query_tokens
         settings = replace(settings, plan=replace(settings.plan, query_tokens=tokens))
     check_documents(settings.reading, options.limits)
     return settings

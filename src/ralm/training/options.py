@@ -10,7 +10,7 @@ import numpy as np
 
 from ralm.errors import UsageError, extra
 from ralm.options import Needs, Option, check_options
-from ralm.reading.plan import BosOption
+from ralm.reading.plan import BosOption, QueryTokens
 from ralm.records import DoubleArray, IntArray
 from ralm.validation import MAX_SEED
 
@@ -196,7 +196,7 @@ class ExampleOptions:
     per_sequence: Annotated[
         int, Option("Consecutive examples per sequence; they share forward passes of the language model.")
     ] = 32
-    query_tokens: Annotated[int, Option("Number of last tokens to use as the query.")] = 32
+    query_tokens: QueryTokens = 32
     seed: Annotated[int, Option("Seed of random draws.", minimum=0, maximum=MAX_SEED)] = 0
 
     def __post_init__(self) -> None:

@@ -18,9 +18,6 @@ from ralm.protocols import Encoder
 from ralm.storage import manifest, outputs
 from ralm.validation import MAX_SEED
 
-QUERY_TOKENS: Final = 64
-"""The papers' query length l for dense retrieval, in tokens of the language model."""
-
 VECTORS: Final = "vectors.faiss"
 """The name of a file of vectors."""
 HASHES: Final = "hashes.npy"
