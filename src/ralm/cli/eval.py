@@ -61,7 +61,7 @@ class EvaluationJob:
             pipeline,
             source=source,
             plan=options.with_query_tokens(self.plan, pipeline.retrieval, given),
-            load=partial(shared, models.open_scorer),
+            load=models.open_scorer,
             load_pairs=lambda part: shared(models.open_pairs, part.cross_encoder, part.tokens),
         )
         source = opened.source
@@ -103,7 +103,7 @@ def eval_command(
         check_output(out, kind=SWEEP_KIND if over else RUN_KIND, force=force)
     text, shared = read_text(job.text), Shared()
     points = [one.point(value, jobs.given, shared) for value, one in jobs.by_value.items()]
-    model = shared(models.open_scorer, job.pipeline.lm, job.pipeline.model)
+    model = models.open_scorer(job.pipeline.lm, job.pipeline.model)
     if (baseline or over) and any(_mixes_bos_with_gain(point.plan, model.tokenizer) for point in points):
         print_note(
             "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,61 +18,60 @@ if TYPE_CHECKING:
     from ralm.reranking.predictive import PairScorer
     from ralm.retrieval.vectors import RemoteEncoding
 
-_opened: "list[WritingModel]" = []
+_opened: "dict[tuple[str, ModelOptions], WritingModel]" = {}
+_scorers: "dict[tuple[str, ModelOptions], Scorer]" = {}
 _clusters: "dict[tuple[str, str], WorkerPool]" = {}
 _connections: Final = ExitStack()
-_sharing: "list[dict[tuple[str, ModelOptions], Scorer]]" = []
+_sharing: ContextVar[bool] = ContextVar("sharing", default=False)
 
 
 def open_model(name: str, options: ModelOptions) -> "WritingModel":
-    """The language model of a name, on a cluster if the options have the address of one.
+    """The language model of a name, opened once, on a cluster if the options have the address of one.
 
     Raises the errors of loading it, or of the cluster.
     """
     from ralm.lm.registry import load_language_model
 
-    model: WritingModel
+    if (name, options) in _opened:
+        return _opened[name, options]
     if options.ray is None or is_api(name):
-        model = load_language_model(name, options)
-    else:
-        machines = open_machines(options.ray, options.device)
-        from ralm.distributed.models import ClusterModel, ModelLoader
+        return _noted(name, options, load_language_model(name, options))
+    machines = open_machines(options.ray, options.device)
+    from ralm.distributed.models import ClusterModel, ModelLoader
 
-        model = ClusterModel(machines, ModelLoader.of(name, replace(options, ray=None)))
-    _opened.append(model)
-    gc.freeze()  # it stays to the end: collecting would take longer than to parse the response of a server
-    return model
+    return _noted(name, options, ClusterModel(machines, ModelLoader.of(name, replace(options, ray=None))))
 
 
 def open_served(name: str, options: ModelOptions, *, proxy: bool) -> "WritingModel":
     """The language model of a name for a server; raises the errors of loading it."""
     from ralm.lm.registry import open_served_model
 
-    _opened.append(open_served_model(name, options, proxy=proxy))
-    gc.freeze()
-    return _opened[-1]
+    return _noted(name, options, open_served_model(name, options, proxy=proxy))
+
+
+def _noted(name: str, options: ModelOptions, model: "WritingModel") -> "WritingModel":
+    _opened[name, options] = model
+    gc.freeze()  # it stays to the end: collecting would take longer than to parse the response of a server
+    return model
 
 
 @contextmanager
 def sharing_models() -> Iterator[None]:
     """Inside the block, commands share models and their scores, until `release_models`."""
-    _sharing.append({})
+    token = _sharing.set(True)
     try:
         yield
     finally:
-        _sharing.pop()
+        _sharing.reset(token)
 
 
 def open_scorer(name: str, options: ModelOptions) -> "Scorer":
-    """The language model of a name with a cache of scores; raises what `open_model` raises."""
+    """The language model of a name with a cache of scores, opened once; raises what `open_model` raises."""
     from ralm.lm.scoring import Scorer
 
-    if not _sharing:
-        return Scorer(open_model(name, options))
-    shared, key = _sharing[-1], (name, options)
-    if key not in shared:
-        shared[key] = Scorer(open_model(name, options))
-    return shared[key]
+    if (name, options) not in _scorers:
+        _scorers[name, options] = Scorer(open_model(name, options))
+    return _scorers[name, options]
 
 
 def open_pairs(name: str, tokens: int | None) -> "PairScorer":
@@ -82,17 +82,12 @@ def open_pairs(name: str, tokens: int | None) -> "PairScorer":
 
 
 def release_models(needed: Container[str] = ()) -> None:
-    """Release the opened models, except shared ones with a name in `needed`: large ones do not fit into memory
-    together."""
-    for shared in _sharing:
-        for key in [key for key in shared if key[0] not in needed]:
-            del shared[key]
-    kept = [scorer.model for shared in _sharing for scorer in shared.values()]
-    if not kept:
+    """Release the opened models, except those with a name in `needed`: large ones do not fit into memory together."""
+    released = [key for key in _opened if key[0] not in needed]
+    if len(released) == len(_opened):
         close_models()
-    elif len(kept) < len(_opened):
-        _close([model for model in _opened if model not in kept])
-        _opened[:] = kept  # type: ignore[assignment]
+    elif released:
+        _close(released)
         gc.unfreeze()
     gc.collect()  # objects of a step, such as an encoder; frozen models are skipped
 
@@ -123,7 +118,7 @@ def encoding_on(address: str | None, device: str) -> "RemoteEncoding | None":
 
 def end_command() -> None:
     """Close the models, unless other commands share them."""
-    if not _sharing:
+    if not _sharing.get():
         close_models()
 
 
@@ -132,14 +127,14 @@ def close_models() -> None:
     gc.unfreeze()
     _clusters.clear()
     with _connections:
-        _close(_opened[::-1])
-        _opened.clear()
+        _close([*_opened][::-1])
 
 
-def _close(models: "Sequence[WritingModel]") -> None:
-    """Close the connections to servers, and print their usage."""
-    for model in models:
-        client: Any = getattr(model, "client", None)
+def _close(keys: Sequence[tuple[str, ModelOptions]]) -> None:
+    """Close the connections of models to servers, and print their usage."""
+    for key in keys:
+        _scorers.pop(key, None)
+        client: Any = getattr(_opened.pop(key), "client", None)
         if client is not None:
             client.close()
             spent, dry = client.usage, client.options.dry_run

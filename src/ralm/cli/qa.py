@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import ralm
 from ralm.answering.options import AnswerOptions, AnswerSemantics, QuestionFields
@@ -15,10 +15,6 @@ from ralm.cli.over import Over, Shared, make_jobs
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
 from ralm.settings import PipelineOptions
-
-if TYPE_CHECKING:
-    from ralm.pipeline import Pipeline
-    from ralm.protocols import WritingModel
 
 _DEMONSTRATIONS: Final = Needs("`demonstrations`", lambda job: job.demonstrations is not None)
 _OPEN: Final = Needs("open questions: these have choices", lambda job: not job.has_choices)
@@ -130,13 +126,20 @@ class QuestionJob:
     def point(self, given: Given, shared: Shared) -> dict[str, Any]:
         """Return the arguments of the evaluation; `shared` opens what jobs have in common."""
         from ralm.answering.prompt_reader import chosen_prompt
+        from ralm.pipeline import open_pipeline
 
+        pipeline = self.pipeline
         if self.has_choices:
-            self.pipeline.reading.parts().require_average("a choice")
+            pipeline.reading.parts().require_average("a choice")
         shots = self.shots or (_SHOTS_OF_CHOICES if self.has_choices else _SHOTS)
         questions = shared(_read, self.has_choices, self.questions, self.fields, self.limit)
         shown = [] if self.demonstrations is None else _read(self.has_choices, self.demonstrations, self.fields, shots)
-        opened = self.open(shared)
+        opened = open_pipeline(
+            pipeline,
+            source=shared(_open_source, pipeline.index, self.retrieved, pipeline.retrieval, self.fields),
+            load=open_model,
+            load_pairs=lambda part: shared(open_pairs, part.cross_encoder, part.tokens),
+        )
         how: dict[str, Any] = {"demonstrations": shown}
         if self.has_choices:
             prompt, how["options"] = ralm.open_prompt(self.prompt or "replug-choice"), self.answering
@@ -144,26 +147,14 @@ class QuestionJob:
             named, reader = None if self.prompt is None else ralm.open_prompt(self.prompt), opened.parts.reader
             prompt, how["options"] = chosen_prompt(named, opened.model.tokenizer, reader, self.answering, given)
             how["semantics"] = self.semantics
-            how["judge"] = None if self.judge is None else ralm.Judge(self.open_model(self.judge, shared))
+            how["judge"] = (
+                None
+                if self.judge is None
+                else ralm.Judge(open_model(self.judge, pipeline.model.of(self.judge, pipeline.lm)))
+            )
         if self.has_passages:
             how |= {"source": opened.source, "parts": opened.parts}
         return {"questions": questions, "prompt": prompt, **how}
-
-    def open(self, shared: Shared) -> "Pipeline":
-        """Return the pipeline; `shared` opens what jobs have in common."""
-        from ralm.pipeline import open_pipeline
-
-        pipeline = self.pipeline
-        return open_pipeline(
-            pipeline,
-            source=shared(_open_source, pipeline.index, self.retrieved, pipeline.retrieval, self.fields),
-            load=partial(shared, open_model),
-            load_pairs=lambda part: shared(open_pairs, part.cross_encoder, part.tokens),
-        )
-
-    def open_model(self, name: str, shared: Shared) -> "WritingModel":
-        """The model of a name."""
-        return shared(open_model, name, self.pipeline.model.of(name, self.pipeline.lm))
 
     def describe(self, point: dict[str, Any]) -> str:
         """Return how the questions were asked, in a sentence."""
@@ -234,7 +225,7 @@ def qa_command(
         kind = SWEEP_KIND if over else CHOICES_KIND if job.has_choices else ANSWERS_KIND
         check_output(out, kind=kind, force=force)
     points = {value: one.point(jobs.given, shared) for value, one in jobs.by_value.items()}
-    model = job.open_model(job.pipeline.lm, shared)
+    model = open_model(job.pipeline.lm, job.pipeline.model)
     if over:
         swept = sweep_answers(jobs.option, points, model, baseline=baseline, out=out, force=force)
         described = dict.fromkeys(one.describe(points[value]) for value, one in jobs.by_value.items())
