@@ -53,23 +53,22 @@ _PARTS: Final = {
     for key in [name.rpartition("--")[2]]
 }
 _SENTENCES: Final = {
+    "leave it out; it is fixed at what was its default, or gained nothing (CHANGELOG.md)": (
+        *("all-bodies-bytes", "text-bytes", "body-seconds", "shutdown-seconds", "chunk-tokens", "max-texts"),
+        *("max-logprobs", "max-queries", "max-connections", "compile", "gate", "train gate", "lexical-weights"),
+        *("robust", "merge", "signals --evidence", "signals --no-evidence", "eval --no-plot"),
+        *(f"{command} --template-argument" for command in ("eval", "signals", "worth")),
+        *("index --training-sample", "encode --training-sample"),
+    ),
     "leave it out; `ralm retrieve` keeps the passages of a text in a file for `--retrieved`": ("cache",),
-    "leave it out; no measurement showed a gain, and layers have kernels of ralm's own": ("compile",),
     "search with `--where`, or `--json` and count the metadata of the hits": ("facets",),
     "correct the words of the query; passages that have any of its words are found": ("fuzzy",),
-    "leave it out, and passages are read everywhere; on questions gates failed": ("gate", "train gate"),
     "set one key in RALM_SERVE_KEY; a proxy such as LiteLLM has keys with limits": ("keys",),
-    "leave it out; it is fixed at what was its default": (
-        *("all-bodies-bytes", "text-bytes", "body-seconds", "shutdown-seconds", "chunk-tokens"),
-        *("max-texts", "max-logprobs", "max-queries", "max-connections"),
-    ),
     "use `--audit-log FILE --audit-texts`": ("log-prompts",),
     "use `mixer=posterior:eta=4,decay=2`, which is as good": (
         *("learned", "mixer-weights", "mixer=learned", "train mixer"),
     ),
-    "leave it out; fitted weights were no better than those that are built in": ("lexical-weights",),
     "use `--lm-args max_requests=N`; LiteLLM and providers limit money": ("max-cost", "prices"),
-    "leave it out; it certified at most 20% of whole answers": ("robust",),
     "with `--reader ensemble:temperature=1e6` the weights before any evidence are equal": (
         *("start-weights", "start=uniform"),
     ),
@@ -86,11 +85,7 @@ _SENTENCES: Final = {
     ),
     "use `ralm qa`, which chooses if the questions have choices": ("ralm choice",),
     "use `posterior`; `mixer=contrast` generates text, and does not score it": ("eval --alpha",),
-    "leave it out; this command writes no chat": tuple(
-        f"{command} --template-argument" for command in ("eval", "signals", "worth")
-    ),
     "use `ralm info INDEX --documents`": ("ralm documents",),
-    "leave it out; every change builds the index again, as one part": ("merge",),
     "use `ralm sync INDEX SOURCE`, which replaces documents, and reads them as the index was built": ("update",),
     "leave it out; one machine indexes Wikipedia in 15 minutes, and `ralm encode --ray` adds vectors": (
         *("index --parts", "index --ray", "index --shards"),
@@ -100,17 +95,12 @@ _SENTENCES: Final = {
     "write `ralm recipe`": ("recipe list",),
     "write `ralm recipe NAME`": ("recipe show",),
     "write `ralm recipe NAME --out DIR`": ("recipe run",),
-    "leave it out; signals score continuations alone": ("signals --evidence", "signals --no-evidence"),
     "rerankers that were fitted to them gained nothing on questions; give training text": ("signals --questions",),
-    "leave it out; the plot is drawn if matplotlib is installed": ("eval --no-plot",),
     "use `--over KEY=v1,v2` of `ralm eval` or `ralm qa`": ("eval --values", "qa --values", "ralm curve", "ralm sweep"),
     "use `--fields question=NAME,answers=NAME,choices=NAME,subject=NAME`": tuple(
         f"qa --{name}-field" for name in ("question", "answers", "answer", "choices", "subject")
     ),
     "use `--prompt replug` to judge texts, and `--join answers` to read what is written as a letter": ("qa --score",),
-    "leave it out; 262,144 vectors train an index, and `ralm.VectorOptions` takes another number": (
-        *("index --training-sample", "encode --training-sample"),
-    ),
     "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training": ("train reranker --kind",),
     "it chose `--reader ensemble --documents 4 --mixer posterior` on both corpora; use that": ("tune",),
     "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies": ("worth --prune",),
