@@ -1,27 +1,20 @@
-"""The options of commands that read a corpus, and how sources become passages."""
+"""The options of commands that read a corpus."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-
-from pydantic import JsonValue
 
 import ralm
 from ralm.cli.options import FIELDS, SkipBad, SkippedFile
 from ralm.corpus.decontamination import Decontamination, read_decontamination
 from ralm.corpus.documents import Fields
-from ralm.corpus.file_table import FilesRecord, FileTableWriter
+from ralm.corpus.file_table import FilesRecord
 from ralm.corpus.folder import FileSelection
-from ralm.corpus.splitting import Splitting
-from ralm.lm.registry import load_tokenizer
 from ralm.options import Needs, Option
-from ralm.records import Passage
-from ralm.terminal import path_text
 
 if TYPE_CHECKING:
-    from ralm.corpus.decontamination import Removals
     from ralm.corpus.documents import Skipped
 
 KINDS = (
@@ -68,34 +61,6 @@ class CorpusOptions:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadCorpus:
-    """The passages of a corpus, to be read once; afterwards, the skipped documents and removed passages."""
-
-    passages: Iterator[Passage]
-    removals: "Removals"
-    skipped: "Skipped"
-    sources: Sequence[str]
-    fields: Fields
-    decontamination: Decontamination
-
-    def describe(self) -> dict[str, JsonValue]:
-        """Describe the corpus for the manifest of an index, after it was read."""
-        kept = self.fields.metadata
-        fields: dict[str, JsonValue] = {name: path_text(getattr(self.fields, name)) for name in ("id", "title", "text")}
-        return {
-            "sources": [path_text(source) for source in self.sources],
-            "fields": {**fields, "metadata": None if kept is None else [path_text(name) for name in kept]},
-            "decontamination": self.decontamination.settings,
-            "removed": {
-                "counts": self.removals.counts(),
-                "list": self.removals.listed(),
-                "unlisted": self.removals.not_listed,
-            },
-            "skipped": self.skipped.as_json(),
-        }
-
-
 def counting_skipped(listing: Path | None) -> "Skipped":
     """Counts what is skipped, and lists it in a new file if one is named.
 
@@ -107,29 +72,3 @@ def counting_skipped(listing: Path | None) -> "Skipped":
     skipped = ralm.Skipped(listing=stream)
     weakref.finalize(skipped, stream.close)
     return skipped
-
-
-def read_corpus(
-    sources: Sequence[str],
-    options: CorpusOptions,
-    splitting: Splitting,
-    lm: str | None,
-    table: FileTableWriter,
-) -> ReadCorpus:
-    """Read the passages of sources. `lm` is the language model whose tokens `splitting` counts; `table` notes the
-    files."""
-    decontamination = options.read_decontamination()
-    tokenizer = None if lm is None else load_tokenizer(lm)
-    removals, skipped = ralm.Removals(), counting_skipped(options.skipped)
-    documents = ralm.read_documents(
-        sources,
-        options.fields,
-        skipped=skipped,
-        skip_bad=options.skip_bad,
-        selection=options.selection,
-        table=table,
-    )
-    passages = ralm.make_passages(
-        documents, splitting, tokenizer=tokenizer, decontamination=decontamination, removals=removals
-    )
-    return ReadCorpus(passages, removals, skipped, sources, options.fields, decontamination)

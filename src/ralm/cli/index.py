@@ -8,14 +8,16 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.cli import options
-from ralm.cli.corpus import KINDS, CorpusOptions, read_corpus
+from ralm.cli.corpus import KINDS, CorpusOptions, counting_skipped
 from ralm.cli.models import encoding_on
 from ralm.corpus.file_table import FileTableWriter
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
+from ralm.lm.registry import load_tokenizer
 from ralm.options import Needs, Option
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.dense.options import EncoderArguments, VectorOptions
+from ralm.terminal import path_text
 
 _BM25: Final = Needs('`retriever="bm25"` or `"both"`', lambda own: own.retriever != "dense")
 _DENSE: Final = Needs('`retriever="dense"` or `"both"`', lambda own: own.retriever != "bm25")
@@ -76,16 +78,43 @@ def index_command(
     analysis_by_name(analyser)
     check_output(out, kind=INDEX_KIND, force=force)
     table = FileTableWriter(out.absolute().parent, corpus.files_record(sources))
-    read = read_corpus(sources, corpus, splitting, lm, table)
+    decontamination = corpus.read_decontamination()
+    removals, skipped = ralm.Removals(), counting_skipped(corpus.skipped)
+    documents = ralm.read_documents(
+        sources,
+        corpus.fields,
+        skipped=skipped,
+        skip_bad=corpus.skip_bad,
+        selection=corpus.selection,
+        table=table,
+    )
+    tokenizer = None if lm is None else load_tokenizer(lm)
+    passages = ralm.make_passages(
+        documents, splitting, tokenizer=tokenizer, decontamination=decontamination, removals=removals
+    )
 
     def describe() -> dict[str, JsonValue]:
-        by_words: dict[str, JsonValue] = {"words": splitting.words}
+        kept, by_words = corpus.fields.metadata, dict[str, JsonValue](words=splitting.words)
         if splitting.split != "words":
             by_words |= {"split": splitting.split, "overlap_words": splitting.overlap_words}
-        return {**read.describe(), "splitting": by_words if lm is None else {"tokens": splitting.tokens, "lm": lm}}
+        return {
+            "sources": [path_text(source) for source in sources],
+            "fields": {
+                **{name: path_text(getattr(corpus.fields, name)) for name in ("id", "title", "text")},
+                "metadata": None if kept is None else [path_text(name) for name in kept],
+            },
+            "decontamination": decontamination.settings,
+            "removed": {
+                "counts": removals.counts(),
+                "list": removals.listed(),
+                "unlisted": removals.not_listed,
+            },
+            "skipped": skipped.as_json(),
+            "splitting": by_words if lm is None else {"tokens": splitting.tokens, "lm": lm},
+        }
 
     manifest = ralm.build_index(
-        read.passages,
+        passages,
         out,
         formula,
         bm25=retriever != "dense",
@@ -97,7 +126,7 @@ def index_command(
         table=table,
         force=force,
     )
-    print_index(out, manifest, read)
+    print_index(out, manifest, removals, skipped)
 
 
 def encode_command(

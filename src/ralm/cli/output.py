@@ -28,7 +28,8 @@ from ralm.storage.outputs import MANIFEST
 from ralm.terminal import one_line, to_json, visible
 
 if TYPE_CHECKING:
-    from ralm.cli.corpus import ReadCorpus
+    from ralm.corpus.decontamination import Removals
+    from ralm.corpus.documents import Skipped
     from ralm.retrieval.index import Index
     from ralm.retrieval.sync import Changes
 
@@ -105,7 +106,7 @@ def _in_latex(cell: str) -> str:
     return re.sub(r"(?<![\w-])-(?=[\d.])", "$-$", escaped).replace("--", "-{}-")
 
 
-def print_index(out: Path, manifest: Manifest, read: "ReadCorpus") -> None:
+def print_index(out: Path, manifest: Manifest, removals: "Removals", skipped: "Skipped") -> None:
     """Print the contents of an index, and what was skipped."""
     from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
 
@@ -115,9 +116,9 @@ def print_index(out: Path, manifest: Manifest, read: "ReadCorpus") -> None:
     for vectors in index_settings(out, manifest).vectors.sets.values():
         _print_vectors(vectors, counts["passages"])
     for reason in (BY_TITLE, BY_OVERLAP):
-        if removed := read.removals.count(reason):
+        if removed := removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
-    for line in read.skipped.lines():
+    for line in skipped.lines():
         print_line(f"left out: {one_line(line)}")
 
 
