@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ralm.cli.results import print_query_encoder
+from ralm.cli.results import print_retriever
 from ralm.records import NO_PASSAGE
 from ralm.training.options import LSROptions, QueryEncoderOptions, TrainingOptions
 from ralm.training.retriever import train_query_encoder
@@ -45,7 +45,8 @@ def permuted(signals: Signals, seed: int = 0) -> Signals:
 def main() -> None:
     """Train on the permuted signals, and print what became of the loss."""
     folder, out = sys.argv[1:]
-    print_query_encoder(train_query_encoder(permuted(open_signals(folder)), out, OPTIONS, TRAINING), "MiniLM")
+    trained = train_query_encoder(permuted(open_signals(folder)), out, OPTIONS, TRAINING)
+    print_retriever(trained, "query encoder", "MiniLM", f"search with --retriever dense:query_encoder={out}")
 
 
 if __name__ == "__main__":

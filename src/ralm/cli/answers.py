@@ -15,12 +15,10 @@ from ralm.answering.compare import AnswersComparison
 from ralm.answering.evaluation import AnswerEvaluation, ChoiceEvaluation
 from ralm.answering.metrics import ANSWER_MEASURES
 from ralm.answering.sweep import AnswerSweep
-from ralm.cli.output import passage_name, print_beginning, print_line, print_table
-from ralm.cli.process import print_note
+from ralm.cli.output import passage_name, print_beginning, print_line, print_table, with_interval
 from ralm.reading.pieces import GeneratedText
-from ralm.runs.report import render_page, to_float
+from ralm.runs.report import to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
-from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 
 _WIDTH: Final = 200
@@ -108,11 +106,11 @@ def print_answer_sweep(swept: AnswerSweep, out: Path | None, asked: Sequence[str
     print_table([f"--{swept.option}", *labels, *(["has answer"] if read else [])], rows, pad_edge=False)
     differences = {name: figures for name, figures in swept.differences.items() if name in shown}
     if len(summaries) > 1 and differences:
-        rows = [
-            [one_line(value), *(_difference(figures[place], *shown[name][1:]) for name, figures in differences.items())]
-            for place, value in enumerate(summaries)
-            if place
-        ]
+        rows = [[one_line(value)] for value in [*summaries][1:]]
+        for name, figures in differences.items():
+            _, factor, form = shown[name]
+            for row, figure in zip(rows, figures[1:], strict=True):
+                row.append(with_interval(figure, f"+{form}", factor))
         print_table(["minus the first", *(shown[name][0] for name in differences)], rows, pad_edge=False)
     notes = _unscored(first) if "gold_scored" in first else []
     print_line("; ".join(["  with 95% intervals; shares in percent, log-probabilities in nats", *notes]))
@@ -130,19 +128,12 @@ def print_answers_comparison(compared: AnswersComparison) -> None:
     for name, measures in compared.measures.items():
         label, factor, form = labels.get(name, (name.replace("_", " "), 100, ".1f"))
         for place, path in enumerate(compared.runs):
-            mean, low, high = (factor * figure for figure in measures[place])
-            row = [label if place == 0 else "", one_line(path.name), f"{mean:{form}} ({low:{form}}, {high:{form}})"]
+            row = [label if place == 0 else "", one_line(path.name), with_interval(measures[place], form, factor)]
             if place:
-                row.append(_difference(compared.differences[name][place], factor, form))
+                row.append(with_interval(compared.differences[name][place], f"+{form}", factor))
             rows.append([*row, ""][:4])
     print_table(["", "run", "mean", "minus the first"], rows, pad_edge=False)
     print_line(f"  {compared.questions:,} questions; 95% intervals by bootstrap over questions")
-
-
-def _difference(figures: tuple[float, float, float], factor: float, form: str) -> str:
-    """Return a difference with its interval."""
-    mean, low, high = (factor * figure for figure in figures)
-    return f"{mean:+{form}} ({low:+{form}}, {high:+{form}})"
 
 
 def _with_categories(measures: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,13 +229,6 @@ def print_answers_report(report: Mapping[str, Any]) -> None:
             console.print(Text("       ").append_text(_marked(passage["text"], source["marked"])))
     if len(report["questions"]) < report["total"]:
         print_line(f"\n(the first {len(report['questions']):,} of {report['total']:,} questions)")
-
-
-def write_answers_page(file: Path, report: Mapping[str, Any]) -> None:
-    """Write the report as an HTML page, and print its path on standard error."""
-    with replaced_file(file) as written:
-        written.write(render_page("ralm.answering", "answers.html", f"{report['title']} · ralm report", {**report}))
-    print_note(f"{file} shows every question with its answers and passages; open it in a browser")
 
 
 def _verdict(judged: Mapping[str, Any]) -> str:

@@ -73,10 +73,11 @@ def demo_command(
 
     Example: `ralm demo`
     """
-    from ralm.cli.results import write_page
+    from ralm.cli.output import write_page
     from ralm.corpus.files import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
     from ralm.pipeline import open_pipeline
+    from ralm.runs.report import render_report
 
     model = open_pipeline(PipelineOptions(lm=lm, model=model_options)).model
     build_demo_folder(folder)
@@ -84,7 +85,7 @@ def demo_command(
     control = ralm.FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever="random"))
     text = read_text(folder / HELD_OUT)
     shown = demonstrate(text, model, bm25, control, limit_tokens=limit_tokens, stride=stride)
-    write_page(folder / REPORT, demo_report(shown, model))
+    write_page(folder / REPORT, render_report(demo_report(shown, model)), "where every token came from")
     return Output(
         lambda: {name: reading.as_dict() for name, reading in shown.readings.items()},
         partial(_print, folder, shown, model, bm25, _QUESTIONS[:questions]),

@@ -60,7 +60,7 @@ def generate_command(
     from ralm.cli import output, results
     from ralm.pipeline import open_pipeline
     from ralm.reading.provenance import traced_generation
-    from ralm.runs.report import build_generation_report
+    from ralm.runs.report import build_generation_report, render_report
     from ralm.storage.outputs import check_output_file
     from ralm.validation import scores_given_texts
 
@@ -87,7 +87,8 @@ def generate_command(
         elif traced is not None:
             results.print_report(build_generation_report(traced, config))
         if traced is not None and report is not None:
-            results.write_page(report, build_generation_report(traced, config))
+            page = render_report(build_generation_report(traced, config))
+            output.write_page(report, page, "where every token came from")
 
 
 def _warn_of_long_prompts(texts: Sequence[str], model: WritingModel, max_length: int) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ralm.cli.process import print_note
 from ralm.protocols import Tokenizer
 from ralm.reading.pieces import GeneratedText, passage_shares, spans
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
@@ -24,7 +25,7 @@ from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.layout import VectorSet, index_settings
 from ralm.retrieval.marks import Mark, Marker, best_window, spans_of
 from ralm.storage.manifest import Manifest
-from ralm.storage.outputs import MANIFEST
+from ralm.storage.outputs import MANIFEST, replaced_file
 from ralm.terminal import one_line, to_json, visible
 
 if TYPE_CHECKING:
@@ -104,6 +105,19 @@ def _in_latex(cell: str) -> str:
     """A cell of a table, with a minus before numbers and the signs of LaTeX escaped."""
     escaped = "".join(_LATEX_SIGNS.get(sign, sign) for sign in visible(" ".join(cell.split())))
     return re.sub(r"(?<![\w-])-(?=[\d.])", "$-$", escaped).replace("--", "-{}-")
+
+
+def with_interval(figures: Iterable[float], form: str, factor: float = 1) -> str:
+    """A figure and the ends of its interval, times a factor."""
+    value, low, high = (factor * figure for figure in figures)
+    return f"{value:{form}} ({low:{form}}, {high:{form}})"
+
+
+def write_page(file: Path, page: str, shown: str) -> None:
+    """Write an HTML page, and print on standard error what it shows."""
+    with replaced_file(file) as written:
+        written.write(page)
+    print_note(f"{file} shows {shown}; open it in a browser")
 
 
 def print_index(out: Path, manifest: Manifest, removals: "Removals", skipped: "Skipped") -> None:

@@ -1,6 +1,5 @@
 """`ralm report` shows one run, or compares several runs over the same text or the same questions."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -69,8 +68,8 @@ def report_command(
         return
 
     from ralm.answering.report import report_of_answers
-    from ralm.cli import answers, results
-    from ralm.runs.report import build_report
+    from ralm.cli import answers, output, results
+    from ralm.runs.report import build_report, render_page, render_report
     from ralm.runs.run import open_run
     from ralm.storage.outputs import check_output_file
 
@@ -78,22 +77,22 @@ def report_command(
         check_output_file(html, force)
     (run,) = runs
     report: Any
-    write: Callable[[Path, Any], None]
-    show: Callable[[Any], None]
-    as_json: Callable[[], Any]
     if _wrote(run, "answers"):
         usual = _QUESTIONS_OF_A_PAGE if html is not None else None if json else _QUESTIONS
         report = report_of_answers(run, questions or usual)
-        write, show, as_json = answers.write_answers_page, answers.print_answers_report, partial(dict, report)
+        shown = flags.Output(partial(dict, report), partial(answers.print_answers_report, report))
+        page = partial(render_page, "ralm.answering", "answers.html", f"{report['title']} · ralm report", {**report})
+        what = "every question with its answers and passages"
     else:
         opened = open_run(run)
-        shown = _TOKENS_OF_A_PAGE if html is not None else len(opened.text) if json else _TOKENS
-        report = build_report(opened, tokens or shown)
-        write, show, as_json = results.write_page, results.print_report, report.as_json
+        usual = _TOKENS_OF_A_PAGE if html is not None else len(opened.text) if json else _TOKENS
+        report = build_report(opened, tokens or usual)
+        shown = flags.Output(report.as_json, partial(results.print_report, report))
+        page, what = partial(render_report, report), "where every token came from"
     if html is not None:
-        write(html, report)
+        output.write_page(html, page(), what)
     else:
-        flags.Output(as_json, partial(show, report)).print(json=json)
+        shown.print(json=json)
 
 
 def _comparison(runs: list[Path], documents: str | None) -> flags.TableOutput:

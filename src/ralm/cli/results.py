@@ -10,14 +10,12 @@ from pydantic import JsonValue
 from rich.console import Console
 from rich.text import Text
 
-from ralm.cli.output import passage_name, print_line, print_table
-from ralm.cli.process import print_note
+from ralm.cli.output import passage_name, print_line, print_table, with_interval
 from ralm.evaluation import perplexity, sweep
 from ralm.evaluation.bootstrap import TARGETS_PER_DOCUMENT
 from ralm.runs.compare import Comparison
-from ralm.runs.report import Report, render_report, to_float
+from ralm.runs.report import Report, to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
-from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 from ralm.training import reranker, retriever
 from ralm.training.gains import HeldOutGain
@@ -99,20 +97,17 @@ def _gain(row: Mapping[str, JsonValue], name: str) -> str:
     """A gain with its interval; empty if the row has none."""
     if name not in row:
         return ""
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    between = "" if low is None else f" ({to_float(low):+.1%}, {to_float(high):+.1%})"
-    return f"{to_float(row[name]):+.1%}{between}"
+    figures = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
+    return f"{to_float(row[name]):+.1%}" if None in figures else with_interval(map(to_float, figures), "+.1%")
 
 
 def print_comparison(compared: Comparison) -> None:
     """Print a table with one row per run."""
     rows = []
     for run in compared.runs:
-        low, high = run.perplexity_interval
-        row = [one_line(run.path.name), f"{run.token_perplexity:.2f} ({low:.2f}, {high:.2f})"]
+        row = [one_line(run.path.name), with_interval((run.token_perplexity, *run.perplexity_interval), ".2f")]
         if run.change is not None and run.change_interval is not None:
-            low, high = run.change_interval
-            row.append(f"{run.change:+.1%} ({low:+.1%}, {high:+.1%})")
+            row.append(with_interval((run.change, *run.change_interval), "+.1%"))
         rows.append(row)
     print_table(["", "token perplexity", "against the first"], rows, pad_edge=False)
     print_line(f"  {compared.targets:,} tokens; 95% intervals by bootstrap over {compared.documents:,} documents")
@@ -192,24 +187,11 @@ def print_reranker(trained: reranker.TrainedReranker) -> None:
         print_line(f"nothing gained, since an interval after the training is not above 0: keep {keep}")
 
 
-def print_query_encoder(trained: retriever.TrainedRetriever, init: str) -> None:
-    """Print the folder of a query encoder, what it gained over `init`, and how to search."""
-    print_line(f"{trained.out}: query encoder of step {trained.best_step:,}, after {trained.steps:,} steps")
+def print_retriever(trained: retriever.TrainedRetriever, what: str, before: str, use: str) -> None:
+    """Print the folder of `what` was trained, what it gained on held-out documents over what was there `before` and
+    whether that is more than chance, and how to `use` it."""
+    print_line(f"{trained.out}: {what} of step {trained.best_step:,}, after {trained.steps:,} steps")
     _print_losses(trained)
-    _print_encoder_gains(trained, init)
-    print_line(f"search the same index with --retriever dense:query_encoder={trained.out}")
-
-
-def print_encoders(trained: retriever.TrainedRetriever, index: Path, vectors: str) -> None:
-    """Print the folder of trained encoders, what they gained, and how to search."""
-    print_line(f"{trained.out}: encoders of step {trained.best_step:,}, after {trained.steps:,} steps")
-    _print_losses(trained)
-    _print_encoder_gains(trained, "the vectors that the training began with")
-    print_line(f"search {index} with --retriever dense:vectors={vectors}")
-
-
-def _print_encoder_gains(trained: retriever.TrainedRetriever, before: str) -> None:
-    """Print what encoders gain on held-out documents before and after, and whether that is more than chance."""
     _print_gains(
         trained,
         {
@@ -221,12 +203,12 @@ def _print_encoder_gains(trained: retriever.TrainedRetriever, before: str) -> No
             "ensemble_change": "  change",
         },
     )
-    if (found := trained.held_out) is None:
-        return
-    temperatures = f"{found['temperature_before']:.3g} before and {found['temperature']:.3g} after"
-    print_line(f"temperatures of the ensembles, the best for other held-out documents: {temperatures}")
-    if found["ensemble_change"]["low"] <= 0:
-        print_line(f"nothing gained, since the interval of the ensemble's change is not above 0: keep {before}")
+    if (found := trained.held_out) is not None:
+        temperatures = f"{found['temperature_before']:.3g} before and {found['temperature']:.3g} after"
+        print_line(f"temperatures of the ensembles, the best for other held-out documents: {temperatures}")
+        if found["ensemble_change"]["low"] <= 0:
+            print_line(f"nothing gained, since the interval of the ensemble's change is not above 0: keep {before}")
+    print_line(use)
 
 
 def _print_gains(trained: "Trained", rows: Mapping[str, str]) -> None:
@@ -288,13 +270,6 @@ def print_report(report: Report) -> None:
     if len(rows) > _SHOWN_PASSAGES:
         rest = sum(row.gain for row in rows[_SHOWN_PASSAGES:])
         print_line(f"  {rest:+8.2f}  {len(rows) - _SHOWN_PASSAGES:,} more passages together")
-
-
-def write_page(file: Path, report: Report) -> None:
-    """Write the report as an HTML page, and print its path on standard error."""
-    with replaced_file(file) as page:
-        page.write(render_report(report))
-    print_note(f"{file} shows where every token came from; open it in a browser")
 
 
 def _style(gain: float) -> str:

@@ -115,7 +115,7 @@ def retriever_command(
 
     Example: `ralm train retriever my-signals -o my-encoder`
     """
-    from ralm.cli.results import print_encoders, print_query_encoder
+    from ralm.cli.results import print_retriever
     from ralm.training.signals import is_signals
 
     kinds = {is_signals(Path(one)): one for one in sources}
@@ -127,7 +127,8 @@ def retriever_command(
     if True in kinds:
         signals = ralm.open_signals(*sources)
         trained = ralm.train_query_encoder(signals, out, tuned, training, index=index, force=force)
-        print_trained = partial(print_query_encoder, trained, tuned.init or "the encoder that the index names")
+        what, before = "query encoder", tuned.init or "the encoder that the index names"
+        use = f"search the same index with --retriever dense:query_encoder={trained.out}"
     else:
         if index is None or lm is None:
             raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
@@ -139,8 +140,9 @@ def retriever_command(
         scoring = open_model(lm, replace(model, device=training.device))
         examples = ralm.OnlineExamples(sources, opened, scoring, sampled, candidates, fields=fields, skip_bad=skip_bad)
         trained = ralm.train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
-        print_trained = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
-    return Output(partial(_as_json, "retriever", trained), print_trained)
+        what, before = "encoders", "the vectors that the training began with"
+        use = f"search {index} with --retriever dense:vectors={both.save_as or out.resolve().name}"
+    return Output(partial(_as_json, "retriever", trained), partial(print_retriever, trained, what, before, use))
 
 
 def signals_command(

@@ -102,6 +102,7 @@ def worth_command(
     Example: `ralm worth my-index -m smollm2`
     """
     from ralm.advice.verdict import judge_corpus
+    from ralm.cli.output import write_page
     from ralm.pipeline import open_pipeline
     from ralm.storage.outputs import check_output_file
 
@@ -113,7 +114,7 @@ def worth_command(
         found = judge_corpus(index, scoring, job.held_out(index, scoring.tokenizer), job.measuring)
     name = ", ".join(job.corpus)
     if html is not None:
-        _write_page(html, found, name)
+        write_page(html, _page(found, name), "the verdict with all figures")
     return Output(partial(_as_json, found, name), partial(_print, found, name))
 
 
@@ -121,10 +122,9 @@ def _as_json(found: "Worth", name: str) -> dict[str, JsonValue]:
     return {**found.as_json(), "corpus": name, "notes": [*_notes(found)]}
 
 
-def _write_page(file: Path, found: "Worth", name: str) -> None:
-    from ralm.cli.process import print_note
+def _page(found: "Worth", name: str) -> str:
+    """The verdict with all figures as HTML."""
     from ralm.runs.report import render_page
-    from ralm.storage.outputs import replaced_file
 
     settings: dict[str, JsonValue] = {
         "model": found.lm,
@@ -133,9 +133,7 @@ def _write_page(file: Path, found: "Worth", name: str) -> None:
         found.noun: f"{found.gain.units:,} of at most {found.most:,}",
     }
     shown = {**_as_json(found, name), "title": name, "settings": settings}
-    with replaced_file(file) as page:
-        page.write(render_page("ralm.advice", "worth.html", f"{name} · ralm worth", shown))
-    print_note(f"{file} shows the verdict with all figures; open it in a browser")
+    return render_page("ralm.advice", "worth.html", f"{name} · ralm worth", shown)
 
 
 def _print(found: "Worth", name: str) -> None:
