@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin
 
-from ralm.errors import UsageError
+from ralm.errors import UsageError, short_message
 from ralm.options import Declared, make_record, options_of, without_none
 from ralm.removed import removal_of
 from ralm.validation import config_of
@@ -96,7 +96,9 @@ class OwnPart:
         try:
             part = _with_config(made_by, record)(*arguments, **keys)
         except Exception as error:
-            raise self._error(f"{made_by.__name__} cannot be made: {type(error).__name__}: {_line(error)}") from error
+            raise self._error(
+                f"{made_by.__name__} cannot be made: {type(error).__name__}: {short_message(error)}"
+            ) from error
         for member in self.members:
             if not hasattr(part, member):
                 raise self._error(f"{made_by.__name__} has no `{member}`, which such a part needs")
@@ -117,7 +119,7 @@ class OwnPart:
                 raise self._error(f"{module} needs the module {error.name}, which is not installed") from error
             raise self._error(f"there is no module {error.name}, here or among the installed ones") from error
         except Exception as error:
-            raise self._error(f"{module} cannot be imported: {type(error).__name__}: {_line(error)}") from error
+            raise self._error(f"{module} cannot be imported: {type(error).__name__}: {short_message(error)}") from error
         finally:
             sys.path.remove("")
         if not isinstance(loaded, type):
@@ -152,7 +154,7 @@ def read_keys(record: type[_Record], texts: Mapping[str, str], title: str) -> _R
         if declaration.default is MISSING and key not in texts:
             raise UsageError(f"{title} needs {key}=...: {declaration.option.help}")
     try:
-        made: _Record = make_record(record, {key: _value(known[key], text) for key, text in texts.items()})
+        made: _Record = make_record(record, {key: read_value(known[key], text) for key, text in texts.items()})
     except UsageError as error:
         message = str(error)
         raise UsageError(message if message.startswith(title) else f"{title}: {message.replace('`', '')}") from None
@@ -209,8 +211,8 @@ def parse_pairs(text: str, title: str) -> dict[str, str]:
     return pairs
 
 
-def _value(declaration: Declared, text: str) -> Any:
-    """A value as the type of its key."""
+def read_value(declaration: Declared, text: str) -> Any:
+    """Return a value as the type of its key; UsageError if it is of another type."""
     key, kind = declaration.key, without_none(declaration.kind)
     if declaration.option.part == "keys":
         return parse_keys(kind, text, f"`{key}`")
@@ -252,7 +254,3 @@ def _with_config(made_by: type, record: Mapping[str, Any]) -> type:
 
     own: Any = type(made_by.__name__, (made_by,), {"config": property(config, set_config)})
     return own
-
-
-def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")

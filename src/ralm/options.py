@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.removed import removal_of
 from ralm.validation import MAX_COUNT, MAX_SEED, check_count, check_number
 
 
@@ -76,10 +75,9 @@ class Option:
         if value is None and kinds != kind:
             return
         if get_origin(kinds) is Literal and value not in get_args(kinds):
-            if sentence := removal_of(f"{name}={value}"):
-                raise UsageError(sentence)
             raise UsageError(f"`{name}` must be one of {', '.join(get_args(kinds))}, not {value!r}.")
-        if any(not one.isascii() and one != one.encode(errors="replace").decode() for one in _texts_of(value)):
+        texts = (text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str))
+        if any(text != text.encode(errors="replace").decode() for text in texts):
             raise UsageError(f"`{name}` is not UTF-8, which is required here: {value!r}.")
         if kinds is int:
             check_count(name, value, minimum=int(self.lowest(whole=True)), maximum=int(self.maximum))
@@ -89,11 +87,6 @@ class Option:
     def lowest(self, *, whole: bool) -> float:
         """Return the lower bound of a number."""
         return self.minimum if self.minimum is not None else 1 if whole else 0
-
-
-def _texts_of(value: Any) -> tuple[str, ...]:
-    """The texts of a value: itself, or those of a tuple; none of another type."""
-    return tuple(one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, str))
 
 
 def seed_option(needs: Needs | None = None) -> Option:

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from ralm.errors import PartError, UsageError
 from ralm.protocols import LanguageModel, Retriever, traits_of
-from ralm.records import NO_PASSAGE, Hits, IntArray
+from ralm.records import NO_PASSAGE, Hits
 
 MAX_COUNT: Final = 2**31 - 1
 """The largest count that an option accepts: lower layers number lengths, passages and lists in 32 bits."""
@@ -95,10 +95,7 @@ def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str
         return f"gives numbers of type {numbers.dtype} and scores of type {scores.dtype}"
     if not (np.abs(scores, dtype=np.float64) <= np.finfo(np.float32).max).all():
         return "gives a score that is not finite"
-    return _fault_of_numbers(numbers.astype(np.int64, copy=False), passages)
-
-
-def _fault_of_numbers(numbers: IntArray, passages: int | None) -> str:
+    numbers = numbers.astype(np.int64, copy=False)
     maximum = np.iinfo(np.int64).max if passages is None else passages
     wrong = (numbers < NO_PASSAGE) | (numbers >= maximum)
     if wrong.any():

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import ralm
 from ralm.cli import flags, models, options
-from ralm.cli.over import Over, Shared, make_jobs
+from ralm.cli.over import Over, Shared, make_jobs, sharing
 from ralm.corpus.files import read_text
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
@@ -101,7 +101,7 @@ def eval_command(
         raise UsageError("`over` compares readings with passages: give `index` or `retrieved`.")
     if out is not None:
         check_output(out, kind=SWEEP_KIND if over else RUN_KIND, force=force)
-    text, shared = read_text(job.text), Shared()
+    text, shared = read_text(job.text), sharing()
     points = [one.point(value, jobs.given, shared) for value, one in jobs.by_value.items()]
     model = models.open_scorer(job.pipeline.lm, job.pipeline.model)
     if (baseline or over) and any(_mixes_bos_with_gain(point.plan, model.tokenizer) for point in points):

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from functools import cache
+from typing import Annotated, Any, Final, TypeAlias
 
 from ralm.cli.flags import Given
 from ralm.errors import UsageError
-from ralm.grammar import pieces, quoted
-from ralm.options import Option, options_of, reject_unused, unused_options, without_none
+from ralm.grammar import pieces, quoted, read_value
+from ralm.options import Declared, Option, options_of, reject_unused, unused_options
 from ralm.settings import CATALOGUES, part_texts
 
 Over = Annotated[
@@ -18,17 +18,10 @@ Over = Annotated[
         "key of a part is OPTION.KEY, such as mixer.eta=0.5,1."
     ),
 ]
-_FIXED: Final = (
-    "lm",
-    "lm_args",
-    "judge",
-    "limit",
-    "limit_tokens",
-    "fields",
-    "stop",
-)
+_FIXED: Final = ("lm", "lm_args", "judge", "limit", "limit_tokens", "fields", "stop")
 """Options that all jobs share: the same text or questions are read with one model, which is loaded once."""
-_Result = TypeVar("_Result")
+Shared: TypeAlias = Callable[..., Any]
+"""What opens a part for several jobs once: it calls a function with arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +33,14 @@ class Jobs:
     given: Given
 
 
-class Shared:
-    """Calls functions once with the same arguments, so that jobs that need the same part open it once."""
-
-    def __init__(self) -> None:
-        self._results: dict[Any, Any] = {}
-
-    def __call__(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Return what the function returned for these arguments, if it was called with them, else call it."""
-        key = (function, arguments)
-        if key not in self._results:
-            self._results[key] = function(*arguments)
-        result: _Result = self._results[key]
-        return result
+def sharing() -> Shared:
+    """Return a function that calls another with arguments, once with the same ones."""
+    return cache(lambda function, *arguments: function(*arguments))
 
 
-def swept_options(record: type) -> dict[str, Any]:
-    """Return the types of the options of a job that can be swept, by parameter name."""
-    options = (one for one in options_of(record) if not one.option.argument and one.key not in _FIXED)
-    return {one.key: without_none(one.kind) for one in options}
+def swept_options(record: type) -> dict[str, Declared]:
+    """Return the options of a job that can be swept, by parameter name."""
+    return {one.key: one for one in options_of(record) if not one.option.argument and one.key not in _FIXED}
 
 
 def make_jobs(given: Given, make_job: Callable[..., Any], record: type, over: str | None) -> Jobs:
@@ -71,12 +53,12 @@ def make_jobs(given: Given, make_job: Callable[..., Any], record: type, over: st
     else:
         option, _, values = over.partition("=")
         whole, _, key = option.partition(".")
-        name, kinds = whole.replace("-", "_"), swept_options(record)
-        if name not in kinds:
-            names = ", ".join(kind.replace("_", "-") for kind in kinds)
+        name, swept = whole.replace("-", "_"), swept_options(record)
+        if name not in swept:
+            names = ", ".join(one.replace("_", "-") for one in swept)
             raise UsageError(f"`over` must be KEY=v1,v2,... with a KEY of {names}, not {over!r}.")
         given = {**given, name: f"--{whole}"}
-        parsed = _parsed(option, kinds[name], values)
+        parsed = _parsed(option, swept[name], values)
         if key:
             parsed = {value: _with_key(make_job(), name, f"{key}={quoted(value)}") for value in parsed}
         jobs = {value: make_job(**{name: option_value}) for value, option_value in parsed.items()}
@@ -99,16 +81,10 @@ def _with_key(job: Any, name: str, key: str) -> str:
     return catalogue.onto(f"{catalogue.name_of(text)}:{key}", text)
 
 
-def _parsed(option: str, kind: Any, values: str) -> dict[str, Any]:
-    """The values of an option of this type, by their text on the command line."""
-    try:
-        texts = [text.strip('"') for text in pieces(values)] + [""] * (not values or values.endswith(","))
-        parsed = {value: kind(value) if kind in (int, float, Path) else value for value in texts}
-        if kind is bool:
-            parsed = {value: {"true": True, "false": False}[value] for value in parsed}
-    except (ValueError, KeyError):
-        kinds = {int: "whole numbers", float: "numbers", bool: "true and false"}[kind]
-        raise UsageError(f"the values of --{option} must be {kinds} separated by commas, not {values!r}.") from None
+def _parsed(option: str, declaration: Declared, values: str) -> dict[str, Any]:
+    """The values of an option, by their text on the command line."""
+    texts = [text.strip('"') for text in pieces(values)] + [""] * (not values or values.endswith(","))
+    parsed = {text: read_value(declaration, text) for text in texts}
     if len({*parsed.values()}) < len(texts):
         raise UsageError(f"--{option} has a value twice: {values}.")
     return parsed

@@ -11,7 +11,7 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics, QuestionField
 from ralm.cli import options
 from ralm.cli.flags import Given, TableOutput
 from ralm.cli.models import open_model, open_pairs
-from ralm.cli.over import Over, Shared, make_jobs
+from ralm.cli.over import Over, Shared, make_jobs, sharing
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
 from ralm.settings import PipelineOptions
@@ -220,7 +220,7 @@ def qa_command(
     from ralm.runs.run import SWEEP_KIND
     from ralm.storage.outputs import check_output
 
-    job, shared = next(iter(jobs.by_value.values())), Shared()
+    job, shared = next(iter(jobs.by_value.values())), sharing()
     if out is not None:
         kind = SWEEP_KIND if over else CHOICES_KIND if job.has_choices else ANSWERS_KIND
         check_output(out, kind=kind, force=force)

@@ -130,8 +130,8 @@ def print_judged(summary: Mapping[str, Any], names: Sequence[str]) -> None:
     print_line(f"  {summary['topics']:,} topics; intervals by bootstrap over topics")
 
 
-def _print_gain(name: str, gain: HeldOutGain) -> None:
-    print_line(f"  {name:<24}{gain.gain:+.4f} (95%: {gain.low:+.4f} to {gain.high:+.4f})")
+def _print_gain(words: str, gain: HeldOutGain) -> None:
+    print_line(f"  {words}{gain.gain:+.4f} (95%: {gain.low:+.4f} to {gain.high:+.4f})")
 
 
 def print_worth(folder: Path, statistics: SignalStatistics) -> None:
@@ -146,7 +146,7 @@ def print_worth(folder: Path, statistics: SignalStatistics) -> None:
             print_line(f"  not used: {count:,} with {what}")
     print_line("gain over no passage, in nats per token:")
     for name, gain in (("first", statistics.first), ("random", statistics.random), ("best", statistics.best)):
-        _print_gain(name, gain)
+        _print_gain(f"{name:<24}", gain)
     if (halves := statistics.halves) is not None:
         print_line("on the second half of each continuation:")
         for name, gain in (
@@ -154,7 +154,7 @@ def print_worth(folder: Path, statistics: SignalStatistics) -> None:
             ("best for the first half", halves.attainable),
             ("best", halves.best),
         ):
-            _print_gain(name, gain)
+            _print_gain(f"{name:<24}", gain)
     print_line(f"examples without preference (less than 0.01 nats per token): {statistics.no_preference:,}")
     print_line("entropy of Q, the softmax of the mean log-probability over beta (of the probability, as in the paper):")
     for beta, entropy in statistics.entropies.items():
@@ -220,8 +220,7 @@ def _print_gains(trained: "Trained", rows: Mapping[str, str]) -> None:
     examples = f"{found['examples']:,} held-out examples of {found['documents']:,} documents"
     print_line(f"gain on {examples}, in nats per token:")
     for name, words in rows.items():
-        one = found[name]
-        print_line(f"  {words + ':':<42}{one['gain']:+.4f} (95%: {one['low']:+.4f} to {one['high']:+.4f})")
+        _print_gain(f"{words + ':':<42}", HeldOutGain(**found[name]))
 
 
 def _print_losses(trained: "Trained") -> None:

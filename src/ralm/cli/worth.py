@@ -172,15 +172,10 @@ def _notes(found: "Worth") -> Iterator[str]:
                 f"{_short(row.document_id)} ({row.gain:+.1f} nats, {row.strides} strides)" for row in rows
             )
             yield f"Documents that {verb} most: {listed}."
-    yield _cost(found)
+    tokens = found.cost.passage_tokens / max(1, found.cost.readings)
+    slower = found.cost.passage_seconds / max(found.cost.plain_seconds, 1e-9)
+    yield f"A passage adds {tokens:.0f} tokens to a stride; reading took {slower:.1f} times as long."
 
 
 def _short(name: str) -> str:
     return name if len(name) <= 30 else f"...{name[-27:]}"
-
-
-def _cost(found: "Worth") -> str:
-    cost = found.cost
-    tokens = cost.passage_tokens / max(1, cost.readings)
-    slower = cost.passage_seconds / max(cost.plain_seconds, 1e-9)
-    return f"A passage adds {tokens:.0f} tokens to a stride; reading took {slower:.1f} times as long."
