@@ -61,6 +61,7 @@ from .pipeline import (
     open_pipeline as open_pipeline,
 )
 from .protocols import (
+    Configured as Configured,
     Continuations as Continuations,
     DistributionMixer as DistributionMixer,
     Documents as Documents,

@@ -75,7 +75,16 @@ class FullTokenizer(Tokenizer, Protocol):
         chat template, and without this member."""
 
 
-class LanguageModel(Protocol):
+class Configured(Protocol):
+    """What has settings that decide figures: each part of a reading, and the language model."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Everything that affects the figures of a run, as JSON: a resumed run compares it. The key `reader`,
+        `reranker` or `mixer` holds the name of such a part."""
+
+
+class LanguageModel(Configured, Protocol):
     """A frozen causal language model that computes the log-probabilities of given tokens.
 
     `ralm.lm.scoring.Scorer` merges requests into sequences, caches scores and checks what a model returns. The members
@@ -85,10 +94,6 @@ class LanguageModel(Protocol):
     @property
     def name(self) -> str:
         """The name of the model in messages: a hub name or a folder."""
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Everything about the model and its tokenizer that decides the figures of a run."""
 
     @property
     def max_length(self) -> int:
@@ -204,16 +209,12 @@ class Encoder(Protocol):
         """The vectors (float32, Q x D) of Q queries."""
 
 
-class Retriever(Protocol):
+class Retriever(Configured, Protocol):
     """Finds passages for queries.
 
     A retriever may also have `stable` (int): up to this `k`, a smaller `k` returns a prefix of the hits of a larger
     one, so that a sweep retrieves once.
     """
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Everything that affects the hits, as JSON; resumed runs compare it to tell retrievers apart."""
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query. The hits may have fewer than k columns."""
@@ -250,16 +251,12 @@ class Rows(Protocol):
         the passage in front; UsageError during generation, when these are not known yet."""
 
 
-class Reranker(Protocol):
+class Reranker(Configured, Protocol):
     """Chooses which hits of each row are read.
 
     Two more members are optional: `needs_targets` (bool) says that it looks at the text to be predicted, so that it
     cannot generate; `model` is the language model that it ranks with, if it has its own.
     """
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Everything that affects the choice. The key `reranker` holds its name."""
 
     @property
     def candidates(self) -> int:
@@ -286,16 +283,12 @@ class Documents(Protocol):
         """The token ids (int64) of a text that follows another one in front: no special tokens, cut like a passage."""
 
 
-class Reader(Protocol):
+class Reader(Configured, Protocol):
     """Decides what the model reads before each row's context: which passages, in which layout, with which scores.
 
     The model reads the row once after each prompt prefix, and the distributions are averaged (REPLUG, Eq. 2). The
     optional `joined` is the largest number of passages in one prompt prefix (default 1), for checks of lengths.
     """
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Everything about the reader that affects the figures. The key `reader` holds its name."""
 
     @property
     def hits(self) -> int:
@@ -307,12 +300,8 @@ class Reader(Protocol):
 
 
 @runtime_checkable
-class Mixer(Protocol):
+class Mixer(Configured, Protocol):
     """A function that weighs the K readings of a row; the average of their predictions predicts the text."""
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Everything about the mixer that affects the figures, as JSON. The key `mixer` holds its name."""
 
     @property
     def evidence(self) -> int:
@@ -328,12 +317,8 @@ class Mixer(Protocol):
 
 
 @runtime_checkable
-class DistributionMixer(Protocol):
+class DistributionMixer(Configured, Protocol):
     """Takes the place of a `Mixer` where text is generated: makes a distribution that need not be an average."""
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Everything about the mixer that affects the figures, as JSON. The key `mixer` holds its name."""
 
     def log_probs(self, average_V: DoubleArray, plain_V: DoubleArray) -> DoubleArray:
         """The natural log-probabilities (float64, V) of the next token, from those of the average over the passages of

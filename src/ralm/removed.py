@@ -3,6 +3,7 @@
 A command line, a file of settings, a request or a folder that names one of them gets its sentence.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,10 +18,7 @@ _KEYS: Final = {
     "--mixer contrast:KEY": ("alpha",),
     "--rerank predictive:cross_encoder": ("reranker",),
     "--rerank NAME:KEY": ("candidates",),
-    "--rerank zero-shot:lm": ("rerank-lm",),
-    "--rerank zero-shot:tokens": ("rerank-tokens",),
-    "--rerank zero-shot:decay": ("rerank-decay",),
-    "--rerank zero-shot:rank_weight": ("rerank-rank-weight",),
+    "--rerank zero-shot:KEY": ("rerank-lm", "rerank-tokens", "rerank-decay", "rerank-rank-weight"),
     "--retriever dense:KEY": ("vectors", "query-encoder", "any-encoder", "nprobe", "ef-search"),
     "--retriever hybrid:KEY": ("fusion", "dense-weight"),
     "--retriever random:KEY": ("seed",),
@@ -32,13 +30,8 @@ _KEYS: Final = {
     ),
     "--lm-args template_arguments": ("template-argument",),
     "--encoder-args KEY": tuple(f"{command} --{key}" for command in ("index", "encode") for key in _OF_ENCODERS),
-    "--fields id": ("id-field",),
-    "--fields text": ("text-field",),
-    "--fields title": ("title-field",),
-    "--fields metadata": ("metadata-field", "no-metadata"),
-    "--limits KEY": ("body-bytes", "cached-tokens"),
-    "--limits documents": ("max-documents",),
-    "--limits new_tokens": ("max-new-tokens",),
+    "--fields KEY": ("id-field", "text-field", "title-field", "metadata-field", "no-metadata"),
+    "--limits KEY": ("body-bytes", "cached-tokens", "max-documents", "max-new-tokens"),
     "--limits prompt_tokens": ("serve --max-tokens",),
     "--limits requests_at_once": ("max-concurrency",),
     "--limits requests_waiting": ("max-queue",),
@@ -47,10 +40,10 @@ _KEYS: Final = {
 }
 """Options that became keys of parts, by the way to write the key."""
 _PARTS: Final = {
-    name: f"write the key of its part, `{way.replace('KEY', key.removeprefix('no-').replace('-', '_'))}=...`"
+    name: f"write the key of its part, `{way.replace('KEY', key.replace('-', '_'))}=...`"
     for way, names in _KEYS.items()
     for name in names
-    for key in [name.rpartition("--")[2]]
+    for key in [re.sub("^no-|^rerank-|^max-(?!requests)|-field$", "", name.rpartition("--")[2])]
 }
 _SENTENCES: Final = {
     "leave it out; it is fixed at what was its default, or gained nothing (CHANGELOG.md)": (

@@ -36,14 +36,17 @@ class Output:
     formats: ClassVar[tuple[str, ...]] = ("json",)
     """The flags that choose how it is printed."""
 
-    def print(self, *, json: bool) -> None:
+    def print(self, *, json: bool, latex: bool = False) -> None:
         """Print it; raises typer.Exit if the status is not 0."""
-        from ralm.cli.output import print_json
+        from ralm.cli.output import as_latex, print_json
 
+        if json and latex:
+            raise UsageError("`json` and `latex` are two ways of printing: give one of them.")
         if json:
             print_json(self.as_json())
         else:
-            self.print_text()
+            with as_latex() if latex else nullcontext():
+                self.print_text()
         if self.status:
             raise typer.Exit(self.status)
 
@@ -52,15 +55,6 @@ class TableOutput(Output):
     """The same of a command that prints tables: as LaTeX with --latex."""
 
     formats = ("json", "latex")
-
-    def print(self, *, json: bool, latex: bool = False) -> None:
-        """Print it; raises typer.Exit if the status is not 0."""
-        from ralm.cli.output import as_latex
-
-        if json and latex:
-            raise UsageError("`json` and `latex` are two ways of printing: give one of them.")
-        with as_latex() if latex else nullcontext():
-            Output.print(self, json=json)
 
 
 _SHORT: Final = {"--lm": "-m", "--index": "-i", "--out": "-o"}

@@ -21,9 +21,9 @@ _MOST_USED: Final = (
 )
 _RECORDS: Final = {
     "ralm.advice": "What is measured",
-    "ralm.cli.judging": "How retrieval is judged",
+    "ralm.cli.search": "How retrieval is judged",
     "ralm.answering": "How questions are asked",
-    "ralm.cli.corpus": "How files are read",
+    "ralm.cli.index": "How files are read",
     "ralm.corpus": "How files are read",
     "ralm.reading": "How passages are read",
     "ralm.reading.plan": "Strides and windows",

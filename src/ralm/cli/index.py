@@ -1,6 +1,7 @@
 """`ralm index` and `ralm encode`: build an index, and add vectors to it."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -8,9 +9,11 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.cli import options
-from ralm.cli.corpus import KINDS, CorpusOptions, counting_skipped
 from ralm.cli.models import encoding_on
-from ralm.corpus.file_table import FileTableWriter
+from ralm.corpus.decontamination import Decontamination, read_decontamination
+from ralm.corpus.documents import Fields
+from ralm.corpus.file_table import FilesRecord, FileTableWriter
+from ralm.corpus.folder import FileSelection
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
@@ -27,12 +30,44 @@ _ARGUMENTS: Final = Option(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusOptions:
+    """The fields of a record that are kept, and the documents and passages that are skipped."""
+
+    fields: Annotated[Fields, options.FIELDS] = field(default_factory=Fields)
+    skip_bad: options.SkipBad = False
+    skipped: options.SkippedFile = None
+    selection: Annotated[FileSelection, Option("Which files of folders are read, and how.")]
+    forbidden_titles: Annotated[
+        Path | None, Option("Leave out documents with these titles (a file with one per line).")
+    ] = None
+    decontaminate: Annotated[tuple[Path, ...], Option("Leave out passages that overlap this text; repeatable.")] = ()
+    overlap: Annotated[
+        Decontamination,
+        Option("What counts as overlap.", needs=Needs("`decontaminate`", lambda corpus: bool(corpus.decontaminate))),
+    ]
+
+    def files_record(self, sources: Sequence[str]) -> FilesRecord:
+        """What an index records of these sources, so that `ralm sync` reads them again."""
+        from ralm.corpus.sources import known_source
+
+        titles = None if self.forbidden_titles is None else str(self.forbidden_titles.absolute())
+        return FilesRecord(
+            sources=tuple(known_source(one, in_ids=len(sources) > 1) for one in sources),
+            skip_bad=self.skip_bad,
+            forbidden_titles=titles,
+            decontaminate=tuple(str(one.absolute()) for one in self.decontaminate),
+            **asdict(self.selection),
+        )
+
+
 def index_command(
     *,
     sources: Annotated[
         list[str],
         options.argument(
-            f"Folders, files ({KINDS}), saved datasets, hf:NAME, or URLs such as s3://BUCKET/FOLDER.", "SOURCE..."
+            f"Folders, files ({options.KINDS}), saved datasets, hf:NAME, or URLs such as s3://BUCKET/FOLDER.",
+            "SOURCE...",
         ),
     ],
     out: Annotated[Path, Option("Folder to write.")],
@@ -78,8 +113,10 @@ def index_command(
     analysis_by_name(analyser)
     check_output(out, kind=INDEX_KIND, force=force)
     table = FileTableWriter(out.absolute().parent, corpus.files_record(sources))
-    decontamination = corpus.read_decontamination()
-    removals, skipped = ralm.Removals(), counting_skipped(corpus.skipped)
+    decontamination = read_decontamination(
+        corpus.forbidden_titles, corpus.decontaminate, corpus.overlap.ngram, corpus.overlap.max_overlap
+    )
+    removals, skipped = ralm.Removals(), options.counting_skipped(corpus.skipped)
     documents = ralm.read_documents(
         sources,
         corpus.fields,

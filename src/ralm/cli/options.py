@@ -6,12 +6,14 @@ object that contains it, so that each may have several lines.
 
 import json
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 from ralm.cli.flags import Given
 from ralm.cli.process import print_note
+from ralm.corpus.documents import Skipped
 from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text
 from ralm.errors import InputError, UsageError
 from ralm.lm.registry import ModelOptions
@@ -51,6 +53,10 @@ Model = Annotated[ModelOptions, LM_ARGS]
 ModelName = Annotated[str, Option(LM)]
 SkipBad = Annotated[bool, SKIP_BAD]
 SkippedFile = Annotated[Path | None, Option("File to write with all that is skipped, and why, as JSON Lines.")]
+KINDS: Final = (
+    "text, Markdown, YAML, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX, XLSX, PPTX, notebooks, e-mail"
+)
+"""The kinds of files that are documents."""
 _JSON_LINES: Final = ".jsonl"
 _HasQueryTokens = TypeVar("_HasQueryTokens", plan.PlanOptions, sampling.GenerationOptions, ExampleOptions)
 
@@ -71,6 +77,19 @@ def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, giv
     if retrieval.is_dense and "query_tokens" not in given:
         return replace(options, query_tokens=plan.DENSE_QUERY_TOKENS)
     return options
+
+
+def counting_skipped(listing: Path | None) -> Skipped:
+    """Counts what is skipped, and lists it in a new file if one is named.
+
+    Raises OSError if the file cannot be written.
+    """
+    if listing is None:
+        return Skipped()
+    stream = listing.open("w", encoding="utf-8", errors="surrogateescape")
+    skipped = Skipped(listing=stream)
+    weakref.finalize(skipped, stream.close)
+    return skipped
 
 
 def read_input(text: str | None, file: Path | None, what: str) -> list[str]:

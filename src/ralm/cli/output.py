@@ -67,12 +67,10 @@ def as_latex() -> Iterator[None]:
         _latex.reset(token)
 
 
-def print_line(text: str = "", *, dim: bool = False) -> None:
+def print_line(text: str = "") -> None:
     """Print a line for a person, or several."""
     if _latex.get():
         sys.stdout.writelines(f"% {visible(line.strip())}\n" for line in text.splitlines() if line.strip())
-    elif dim:
-        Console(file=sys.stdout, highlight=False).print(Text(visible(text), style="dim"))
     else:
         sys.stdout.write(visible(text) + "\n")
 

@@ -54,7 +54,7 @@ def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
         if "exact" in measures:
             notes.append(f"{name}: {to_float(measures['exact']):.1%} of the tokens are known, the others by bounds")
     for note in notes:
-        print_line(f"  {note}", dim=True)
+        print_line(f"  {note}")
 
 
 def _measure(measures: Mapping[str, JsonValue], name: str) -> str:

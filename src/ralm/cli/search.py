@@ -1,13 +1,17 @@
 """`ralm search` searches an index or judges it; `ralm retrieve` writes the passages of a text's strides to a file."""
 
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+from pydantic import JsonValue
 
 import ralm
 from ralm.cli import flags, options, process
-from ralm.cli.judging import K_TEXT, JudgingOptions, K, is_run_file, judge
 from ralm.corpus.files import read_text
 from ralm.errors import UsageError
+from ralm.evaluation import RETRIEVAL_MEASURES
 from ralm.lm.registry import load_language_model, load_tokenizer
 from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions
@@ -15,7 +19,57 @@ from ralm.reading.plan import PlanOptions
 from ralm.reranking import open_reranker
 from ralm.retrieval.retriever import RetrieverOptions
 
-_INDEX: Final = Needs("an index", lambda own: not is_run_file(own.index))
+if TYPE_CHECKING:
+    from ralm.evaluation.retrieval import Qrels, RetrievalRun
+    from ralm.reading.sources import FromRetriever
+
+_K, _TOPIC_K, _ANSWER_K = 10, 1000, 100
+_K_TEXT: Final = f"{_K}; of topics: {_TOPIC_K}; of questions with answers: {_ANSWER_K}"
+_JUDGEMENTS: Final = Needs("`topics` or `qrels`", lambda own: own.topics or own.qrels)
+_ANSWER_MEASURES: Final = "Success@1, Success@5, Success@20, Success@100, RR"
+_INDEX: Final = Needs("an index", lambda own: not _is_run_file(own.index))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgingOptions:
+    """What judges the passages that are found, and how the figures and the run are written."""
+
+    topics: Annotated[
+        Path | None,
+        Option(
+            "Topics (TREC, TSV of id and text, JSON Lines), or a folder in BEIR's format; without `qrels`, questions "
+            "with answers: a passage that holds one is relevant (DPR)."
+        ),
+    ] = None
+    qrels: Annotated[
+        Path | None,
+        Option("Relevance judgements of TREC or BEIR.", default_text="of BEIR's folder: qrels/test.tsv"),
+    ] = None
+    measures: Annotated[
+        str | None,
+        Option(
+            "Measures of ir_measures, separated by commas.",
+            default_text=f"{RETRIEVAL_MEASURES}; of answers: {_ANSWER_MEASURES}",
+            needs=_JUDGEMENTS,
+        ),
+    ] = None
+    against: Annotated[
+        str | None,
+        Option("Compare with this retriever, as for `retriever`, or with this run file.", needs=_JUDGEMENTS),
+    ] = None
+    run_out: Annotated[Path | None, Option("Run file of TREC to write.", needs=_JUDGEMENTS)] = None
+    force: Annotated[bool, options.force_option("run_out")] = False
+    latex: Annotated[bool, replace(flags.LATEX, needs=_JUDGEMENTS)] = False
+
+    @property
+    def is_beir(self) -> bool:
+        """Whether topics are a folder in BEIR's format."""
+        return self.topics is not None and self.topics.is_dir()
+
+    @property
+    def answers(self) -> Path | None:
+        """Questions with answers, if a passage is relevant that holds one."""
+        return None if self.qrels or self.is_beir else self.topics
 
 
 def search_command(
@@ -29,7 +83,7 @@ def search_command(
             "line. The output is JSON Lines, in the same order."
         ),
     ] = None,
-    k: Annotated[int | None, Option("Passages per query.", flag="-k", default_text=K_TEXT, needs=_INDEX)] = None,
+    k: Annotated[int | None, Option("Passages per query.", flag="-k", default_text=_K_TEXT, needs=_INDEX)] = None,
     path: Annotated[
         str | None, Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.")
     ] = None,
@@ -48,7 +102,7 @@ def search_command(
     if judging.topics or judging.qrels:
         if query is not None or queries is not None or path is not None:
             raise UsageError("topics are judged: leave the query, `queries` and `path` out, or `topics` and `qrels`.")
-        judge(index, judging, retrieval, k).print(json=json, latex=judging.latex)
+        _judge(index, judging, retrieval, k).print(json=json, latex=judging.latex)
         return
 
     from ralm.cli.output import print_hits, print_json
@@ -61,7 +115,7 @@ def search_command(
     mask_N = None if path is None else id_mask(opened, path)
     marker = Marker(opened.analysis)
     source = ralm.FromRetriever.of_index(opened, retrieval, mask_N=mask_N)
-    hits = source.search(texts, k or K)
+    hits = source.search(texts, k or _K)
     for row, question in enumerate(texts):
         found = [(source.passages[number], score) for number, score in hits.of(row)]
         terms = marker.terms(question)
@@ -74,6 +128,72 @@ def search_command(
             process.print_note(
                 "no passage was found: none contains an indexed word of the query, or none of them may be found"
             )
+
+
+def _is_run_file(source: Path) -> bool:
+    """Return whether a path is a run file, and not the folder of an index."""
+    return source.exists() and not source.is_dir()
+
+
+def _judge(source: Path, judging: JudgingOptions, retrieval: RetrieverOptions, k: int | None) -> flags.TableOutput:
+    """Return the means over judged topics with intervals, of an index that is searched for them or of a run file."""
+    from ralm.cli.results import print_judged
+    from ralm.evaluation.retrieval import parse_measures
+    from ralm.storage.outputs import check_output_file
+
+    searched, by_answers = not _is_run_file(source), judging.answers is not None
+    searches = judging.against is not None and not _is_run_file(Path(judging.against))
+    if not searched and (by_answers or judging.run_out or searches):
+        raise UsageError("`run_out`, a retriever `against`, and answers in `topics` need an index, not a run file.")
+    if searched and judging.topics is None:
+        raise UsageError(f"{source} is no run file: give the `topics` that an index is searched for.")
+    depth = k or (_ANSWER_K if by_answers else _TOPIC_K)
+    measures = judging.measures or (_ANSWER_MEASURES if by_answers else RETRIEVAL_MEASURES)
+    parse_measures(measures, depth if searched else None)
+    if judging.run_out is not None:
+        check_output_file(judging.run_out, judging.force)
+    questions = ralm.read_questions(judging.answers) if judging.answers else []
+    texts = {question.id: question.text for question in questions}
+    qrels: Qrels = {}
+    if not questions:
+        texts, qrels = _judged_topics(judging, searched=searched)
+    sources: dict[str, FromRetriever] = {}
+
+    def run_of(name: str) -> "RetrievalRun":
+        if _is_run_file(Path(name)):
+            return ralm.read_run_file(name)
+        index = sources[name] = ralm.FromRetriever.of_index(source, replace(retrieval, retriever=name))
+        how = {"by_passage": by_answers, "without_own": judging.is_beir}
+        return ralm.retrieve_run(index.retriever, index.passages, texts, depth, **how)
+
+    names = [retrieval.retriever if searched else str(source), *filter(None, [judging.against])]
+    runs = [run_of(name) for name in names]
+    if questions:
+        qrels = ralm.answer_qrels(questions, sources[names[0]].passages, *runs)
+    if judging.run_out is not None:
+        ralm.write_run_file(judging.run_out, runs[0], names[0])
+    judged = ralm.judge_run(runs[0], qrels, measures, against=runs[1] if judging.against else None)
+    summary = judged.summary()
+    configs: list[JsonValue] = [sources[name].config if name in sources else {"run": name} for name in names]
+    return flags.TableOutput(
+        lambda: {**summary, "by_topic": judged.by_topic(), "config": {"k": depth, "runs": configs}},
+        partial(print_judged, summary, names),
+    )
+
+
+def _judged_topics(judging: JudgingOptions, *, searched: bool) -> "tuple[dict[str, str], Qrels]":
+    """Return the texts of the topics that are judged, if an index is searched, and the judgements."""
+    source = judging.qrels or judging.topics
+    assert source is not None
+    qrels = ralm.read_qrels(source)
+    if not searched or judging.topics is None:
+        return {}, qrels
+    texts = {topic: text for topic, text in ralm.read_topics(judging.topics).items() if topic in qrels}
+    if not texts:
+        raise UsageError(f"no topic of {judging.topics} is judged by `qrels`: they belong to other topics.")
+    if len(texts) < len(qrels):
+        process.print_note(f"{len(qrels) - len(texts):,} judged topics are not in {judging.topics}, and left out")
+    return texts, {topic: qrels[topic] for topic in texts}
 
 
 _PLAN = PlanOptions(document_tokens=0)

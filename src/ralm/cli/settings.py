@@ -57,15 +57,11 @@ SETTINGS_OPTION: Final[Any] = typer.Option(
 def with_file(message: str, context: typer.Context) -> str:
     """An error message that begins with the file of settings if that set an option which the message names."""
     command: Any = context.command
-    from_file = [one for one in command.params if _is_from_file(context, one.name)]
+    sources = ((one, context.get_parameter_source(one.name)) for one in command.params)
+    from_file = [one for one, source in sources if source is not None and source.name == "DEFAULT_MAP"]
     flags = (re.escape(flag) for one in from_file for flag in (*one.opts, *one.secondary_opts))
     named = any(re.search(rf"(?<![\w-]){flag}(?![\w-])", message) for flag in flags)
     return f"{context.meta[_FILE]}: {message}" if named else message
-
-
-def _is_from_file(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "DEFAULT_MAP"
 
 
 def _read(file: Path) -> Mapping[str, Any]:

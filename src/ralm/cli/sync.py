@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import ralm
 from ralm.cli import options, process
-from ralm.cli.corpus import counting_skipped
 from ralm.corpus.decontamination import Decontamination, read_decontamination, read_lines
 from ralm.corpus.splitting import Splitting
 from ralm.errors import CorpusError, FolderExistsError, UsageError
@@ -67,7 +66,7 @@ def sync_command(
                 allow_missing=allow_missing,
                 encoder=partial(_load_encoder, opened, device),
                 build=build,
-                skipped=counting_skipped(skipped),
+                skipped=options.counting_skipped(skipped),
             )
             if changes or not again:
                 print_sync(index, opened, changes, manifest, examples=_EXAMPLES if dry_run else 0)

@@ -9,7 +9,6 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.cli import options
-from ralm.cli.corpus import KINDS
 from ralm.cli.flags import Given, Output
 from ralm.cli.models import encoding_on, open_model
 from ralm.corpus.documents import Fields
@@ -150,7 +149,9 @@ def signals_command(
     given: Given,
     sources: Annotated[
         list[str],
-        options.argument(f"Training text: files ({KINDS}), folders, or hf:NAME, as for `ralm index`.", "SOURCE..."),
+        options.argument(
+            f"Training text: files ({options.KINDS}), folders, or hf:NAME, as for `ralm index`.", "SOURCE..."
+        ),
     ],
     index: options.IndexFolder,
     lm: options.ModelName,

@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from ralm.errors import UsageError
 from ralm.grammar import as_text
 from ralm.options import Needs, Option, check_options
 from ralm.reading.plan import PlanOptions
-from ralm.settings import PlannedOptions, read_settings
+from ralm.settings import NEEDS_INDEX, PlannedOptions, read_settings
 from ralm.validation import MAX_COUNT
-
-_INDEX: Final = Needs("`index`", lambda options: options.index is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +22,7 @@ class HarnessOptions(PlannedOptions):
     Raises UsageError if options do not go together.
     """
 
-    plan: Annotated[PlanOptions, Option("What is read.", needs=_INDEX, without=("max_length",))] = field(
+    plan: Annotated[PlanOptions, Option("What is read.", needs=NEEDS_INDEX, without=("max_length",))] = field(
         default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
     )
     max_length: Annotated[
@@ -33,7 +31,9 @@ class HarnessOptions(PlannedOptions):
     ] = None
     question_field: Annotated[
         str | None,
-        Option("Field of a task's documents that holds the question.", default_text="the usual names", needs=_INDEX),
+        Option(
+            "Field of a task's documents that holds the question.", default_text="the usual names", needs=NEEDS_INDEX
+        ),
     ] = None
     batch_size: Annotated[
         int | None, Option("Contexts that are continued together; auto: as fit.", default_text="auto")

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Final, Literal
 
 from ralm.errors import UsageError
 from ralm.grammar import keys_of
-from ralm.options import Declared, Needs, Option, check_effects, check_options, declared
+from ralm.options import Declared, Option, check_effects, check_options, declared
 from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.plan import DENSE_QUERY_TOKENS, PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.settings import CATALOGUES, part_texts
+from ralm.settings import CATALOGUES, NEEDS_INDEX, part_texts
 from ralm.validation import MAX_COUNT, check_count, check_length
 
 CHOICES: Final = (
@@ -33,7 +33,6 @@ CHOICES: Final = (
 PASSED_ON: Final = ("index", "retriever", "query", "reader", "documents")
 """Those of a request that is passed on to the server of the model."""
 QuerySource = Literal["message", "rewrite"]
-_INDEX: Final = Needs("`index`", lambda settings: settings.index is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +152,10 @@ class Settings:
     """
 
     index: str | None = None
-    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)] = field(
+    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=NEEDS_INDEX)] = field(
         default_factory=RetrieverOptions
     )
-    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_INDEX)] = field(
+    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=NEEDS_INDEX)] = field(
         default_factory=ReadingOptions
     )
     plan: Annotated[PlanOptions, Option("What is read.")] = field(
