@@ -85,9 +85,9 @@ _SENTENCES: Final = {
     ),
     "use `ralm report RUN RUN`": ("compare",),
     "use `ralm search INDEX --topics FILE --qrels FILE`; `--out` is `--run-out` there": ("ralm judge",),
-    "write `ralm recipe`": ("recipe list",),
-    "write `ralm recipe NAME`": ("recipe show",),
-    "write `ralm recipe NAME --out DIR`": ("recipe run",),
+    "write `ralm recipe` to list, `ralm recipe NAME` to show, or `ralm recipe NAME --out DIR` to run": (
+        *("recipe list", "recipe show", "recipe run"),
+    ),
     "rerankers that were fitted to them gained nothing on questions; give training text": ("signals --questions",),
     "use `--over KEY=v1,v2` of `ralm eval` or `ralm qa`": ("eval --values", "qa --values", "ralm curve", "ralm sweep"),
     "use `--fields question=NAME,answers=NAME,choices=NAME,subject=NAME`": tuple(

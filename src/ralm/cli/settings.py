@@ -6,7 +6,7 @@ that none takes is an error.
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,11 @@ def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
         return None
     command: Any = context.command
     own, values, unused = _options(command), {}, []
-    for key, value in _read(file).items():
+    try:
+        settings = tomllib.loads(read_utf8(file, InputError))
+    except ValueError as error:
+        raise UsageError(f"{file} is not a file of settings: {error}.") from None
+    for key, value in settings.items():
         if (name := key.replace("_", "-")) in own:
             values[own[name].name] = _value(context, own[name], file, name, value)
         elif sentence := removal_of(f"{command.name} --{name}"):
@@ -62,14 +66,6 @@ def with_file(message: str, context: typer.Context) -> str:
     flags = (re.escape(flag) for one in from_file for flag in (*one.opts, *one.secondary_opts))
     named = any(re.search(rf"(?<![\w-]){flag}(?![\w-])", message) for flag in flags)
     return f"{context.meta[_FILE]}: {message}" if named else message
-
-
-def _read(file: Path) -> Mapping[str, Any]:
-    """The keys and values of a TOML file; UsageError if it is none."""
-    try:
-        return tomllib.loads(read_utf8(file, InputError))
-    except ValueError as error:
-        raise UsageError(f"{file} is not a file of settings: {error}.") from None
 
 
 def _options(command: Any) -> dict[str, Any]:

@@ -28,17 +28,14 @@ from ralm.training.options import (
     TrainingOptions,
 )
 
-_SignalFolders = Annotated[list[Path], options.argument("Folders that `ralm signals` made.", "SIGNALS")]
-_SignalIndex = Annotated[
-    Path | None, Option("Index that the signals were measured with.", default_text="the one that they name")
-]
-
 
 def reranker_command(
     *,
-    signals: _SignalFolders,
+    signals: Annotated[list[Path], options.argument("Folders that `ralm signals` made.", "SIGNALS")],
     out: Annotated[Path, Option("Folder for the reranker.")],
-    index: _SignalIndex = None,
+    index: Annotated[
+        Path | None, Option("Index that the signals were measured with.", default_text="the one that they name")
+    ] = None,
     init: Annotated[str, Option("Language model, encoder or cross-encoder to begin from: hub name or folder.")],
     reading: RerankerOptions,
     training: TrainingOptions,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,76 +19,29 @@ from ralm.options import Option
 from ralm.settings import PipelineOptions
 
 if TYPE_CHECKING:
-    from ralm.advice.held_out import HeldOut
     from ralm.advice.verdict import Worth
-    from ralm.protocols import Tokenizer
     from ralm.retrieval.index import Index
 
 _NAMES = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorthJob:
-    """A corpus, a model, and what it is to help with. Raises UsageError if there are both a text and questions."""
-
+def worth_command(
+    *,
     corpus: Annotated[
         list[str],
         options.argument("Folder that `ralm index` made, or documents as for `ralm index`.", "INDEX|SOURCE..."),
-    ]
-    lm: options.ModelName
+    ],
+    lm: options.ModelName,
     text: Annotated[
         tuple[str, ...],
         Option("Text that the corpus is for, as for `ralm index`; repeatable.", default_text="documents of the corpus"),
-    ] = ()
+    ] = (),
     questions: Annotated[
         Path | None, Option("Questions with answers that the corpus is for, as for `ralm qa`, instead of a text.")
-    ] = None
-    measuring: Annotated[WorthOptions, Option("What is measured.")]
-    fields: Annotated[Fields, options.FIELDS]
-    model: options.Model
-
-    def __post_init__(self) -> None:
-        if self.text and self.questions:
-            raise UsageError("`text` and `questions` are two measures of a corpus: give one of them.")
-
-    @contextmanager
-    def opened(self) -> "Iterator[Index]":
-        """The index, or one of the documents that is removed afterwards."""
-        from ralm.retrieval.index import INDEX_KIND
-        from ralm.storage.manifest import kind_of
-        from ralm.storage.work import scratch_folder
-
-        try:
-            is_index = len(self.corpus) == 1 and kind_of(Path(self.corpus[0])) == INDEX_KIND.name
-        except FolderError:
-            is_index = False
-        if is_index:
-            yield ralm.open_index(Path(self.corpus[0]))
-            return
-        with scratch_folder() as folder:
-            documents = ralm.read_documents(self.corpus, self.fields, source_in_ids=len(self.corpus) > 1)
-            ralm.build_index(
-                ralm.make_passages(documents), folder / "index", describe=lambda: {"sources": [*self.corpus]}
-            )
-            yield ralm.open_index(folder / "index")
-
-    def held_out(self, index: "Index", tokenizer: "Tokenizer") -> "HeldOut":
-        """What the gain is measured on."""
-        from ralm.advice import held_out
-        from ralm.training.examples import begins_with_source
-
-        if self.questions is not None:
-            found = ralm.read_questions(self.questions)
-            return held_out.held_out_questions(found, str(self.questions), tokenizer, self.measuring)
-        if self.text:
-            named = begins_with_source(index, self.text)  # so that a document of the text knows itself in the corpus
-            documents = ralm.read_documents(self.text, self.fields, source_in_ids=named)
-            return held_out.held_out_texts(documents, ", ".join(self.text), tokenizer, self.measuring)
-        return held_out.held_out_documents(index, tokenizer, self.measuring)
-
-
-def worth_command(
-    job: WorthJob,
+    ] = None,
+    measuring: WorthOptions,
+    fields: Annotated[Fields, options.FIELDS],
+    model: options.Model,
     html: Annotated[Path | None, Option("Write a self-contained HTML page to this file too.")] = None,
     force: Annotated[bool, options.force_option("html")] = False,
 ) -> Output:
@@ -101,21 +53,55 @@ def worth_command(
 
     Example: `ralm worth my-index -m smollm2`
     """
+    if text and questions:
+        raise UsageError("`text` and `questions` are two measures of a corpus: give one of them.")
+
+    from ralm.advice import held_out
     from ralm.advice.verdict import judge_corpus
     from ralm.cli.output import write_page
     from ralm.pipeline import open_pipeline
     from ralm.storage.outputs import check_output_file
+    from ralm.training.examples import begins_with_source
 
     if html is not None:
         check_output_file(html, force)
-    with job.opened() as index:
-        options = PipelineOptions(lm=job.lm, model=job.model)
-        scoring = open_pipeline(options, load=open_model).model
-        found = judge_corpus(index, scoring, job.held_out(index, scoring.tokenizer), job.measuring)
-    name = ", ".join(job.corpus)
+    with _opened(corpus, fields) as index:
+        scoring = open_pipeline(PipelineOptions(lm=lm, model=model), load=open_model).model
+        tokenizer = scoring.tokenizer
+        if questions is not None:
+            asked = ralm.read_questions(questions)
+            measured = held_out.held_out_questions(asked, str(questions), tokenizer, measuring)
+        elif text:
+            named = begins_with_source(index, text)  # so that a document of the text knows itself in the corpus
+            documents = ralm.read_documents(text, fields, source_in_ids=named)
+            measured = held_out.held_out_texts(documents, ", ".join(text), tokenizer, measuring)
+        else:
+            measured = held_out.held_out_documents(index, tokenizer, measuring)
+        found = judge_corpus(index, scoring, measured, measuring)
+    name = ", ".join(corpus)
     if html is not None:
         write_page(html, _page(found, name), "the verdict with all figures")
     return Output(partial(_as_json, found, name), partial(_print, found, name))
+
+
+@contextmanager
+def _opened(corpus: list[str], fields: Fields) -> "Iterator[Index]":
+    """The index, or one of the documents that is removed afterwards."""
+    from ralm.retrieval.index import INDEX_KIND
+    from ralm.storage.manifest import kind_of
+    from ralm.storage.work import scratch_folder
+
+    try:
+        is_index = len(corpus) == 1 and kind_of(Path(corpus[0])) == INDEX_KIND.name
+    except FolderError:
+        is_index = False
+    if is_index:
+        yield ralm.open_index(Path(corpus[0]))
+        return
+    with scratch_folder() as folder:
+        documents = ralm.read_documents(corpus, fields, source_in_ids=len(corpus) > 1)
+        ralm.build_index(ralm.make_passages(documents), folder / "index", describe=lambda: {"sources": [*corpus]})
+        yield ralm.open_index(folder / "index")
 
 
 def _as_json(found: "Worth", name: str) -> dict[str, JsonValue]:
