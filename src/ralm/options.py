@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.validation import MAX_COUNT, MAX_SEED, check_count, check_number
+from ralm.validation import MAX_COUNT, MAX_SEED, check_count, check_number, is_utf8
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Option:
         if get_origin(kinds) is Literal and value not in get_args(kinds):
             raise UsageError(f"`{name}` must be one of {', '.join(get_args(kinds))}, not {value!r}.")
         texts = (text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str))
-        if any(text != text.encode(errors="replace").decode() for text in texts):
+        if not all(map(is_utf8, texts)):
             raise UsageError(f"`{name}` is not UTF-8, which is required here: {value!r}.")
         if kinds is int:
             check_count(name, value, minimum=int(self.lowest(whole=True)), maximum=int(self.maximum))

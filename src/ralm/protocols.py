@@ -177,7 +177,7 @@ class WritingModel(LanguageModel, Protocol):
         """A new `Continuations` object that has not read any text."""
 
 
-class Encoder(Protocol):
+class Encoder(Configured, Protocol):
     """Turns texts into vectors of D dimensions; a larger inner product means a better match of query and passage.
 
     An encoder may have `trained_for` (str), the fingerprint of the passage encoder that its queries are for, too.
@@ -186,10 +186,6 @@ class Encoder(Protocol):
     @property
     def dimension(self) -> int:
         """D."""
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """Everything about the encoder that affects the vectors."""
 
     @property
     def query_fingerprint(self) -> str:

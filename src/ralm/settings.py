@@ -27,7 +27,7 @@ LM_ARGS: Final = Option(
     flag="lm-args",
     part="keys",
 )
-NEEDS_INDEX: Final = Needs("`index`", lambda options: options.index is not None)
+INDEX_GIVEN: Final = Needs("`index`", lambda options: options.index is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class PipelineOptions:
 
     lm: Annotated[str, Option(LM)]
     index: Annotated[Path | None, Option("Read with passages from this index.")] = None
-    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=NEEDS_INDEX)] = field(
+    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=INDEX_GIVEN)] = field(
         default_factory=RetrieverOptions
     )
     reading: Annotated[ReadingOptions, Option("How passages are read.")] = field(default_factory=ReadingOptions)

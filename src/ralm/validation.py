@@ -36,6 +36,11 @@ def check_number(name: str, value: float, *, minimum: float, maximum: float, abo
         raise UsageError(f"`{name}` must be {lower} and at most {maximum:g}, not {value}.")
 
 
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be encoded: arguments that are not UTF-8 and lone surrogates cannot."""
+    return text.isascii() or text == text.encode(errors="replace").decode()
+
+
 def retrieve_checked(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:
     """Return the k best passages for each query, of so many in the corpus; PartError if the hits are invalid."""
     k = k if passages is None else min(k, max(passages, 1))

@@ -93,7 +93,7 @@ def test_a_sweep_of_questions_has_the_figures_of_its_runs(files: Path, tmp_path:
         del point["seconds"]
     assert swept["points"][1] == {"reader": "concatenation", **alone}
     failed(ralm(*asked, "--over", "lm=a,b"), 2, "--over must be KEY=v1,v2,... with a KEY of index, retriever")
-    failed(ralm(*asked, "--over", "shots"), 2, "the values of --shots must be whole numbers")
+    failed(ralm(*asked, "--over", "shots"), 2, "--shots must be a whole number, not")
     failed(ralm(*asked, "--over", "shots=1,2"), 2, "--shots makes no difference")
 
 

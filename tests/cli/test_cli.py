@@ -467,7 +467,7 @@ def test_a_sweep_over_retrievers_has_a_table(evaluate: list[object]) -> None:
             "--mixer makes no difference: it has no effect without --reader ensemble",
         ),
         ({"--over": "stride=2,2"}, "--stride has a value twice: 2,2."),
-        ({"--over": "documents=2,"}, "the values of --documents must be whole numbers"),
+        ({"--over": "documents=2,"}, "--documents must be a whole number, not"),
         (
             {"--over": "rerank=none,best"},
             "--rerank best is not known: write one of none, lexical, zero-shot, predictive, oracle, random, or a class",

@@ -15,7 +15,7 @@ from ralm.answering.compare import AnswersComparison
 from ralm.answering.evaluation import AnswerEvaluation, ChoiceEvaluation
 from ralm.answering.metrics import ANSWER_MEASURES
 from ralm.answering.sweep import AnswerSweep
-from ralm.cli.output import passage_name, print_beginning, print_line, print_table, with_interval
+from ralm.cli.output import beginning, passage_name, print_line, print_table, with_interval
 from ralm.reading.pieces import GeneratedText
 from ralm.runs.report import to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
@@ -194,7 +194,7 @@ def print_sources(answer: SourcedAnswer) -> None:
         quoted = [answer.answer.text[slice(*one.answer)] for one in source.quotes]
         if quoted:
             print_line("     quoted: " + one_line(" | ".join(quoted)))
-        print_beginning(source.passage, _WIDTH)
+        print_line(f"     {beginning(' '.join(source.passage.text.split()), _WIDTH)}")
     if answer.cut:
         print_line(f"\nThe prompt did not fit: {answer.cut.documents:,} tokens of passages were cut at the beginning.")
     if tokens:

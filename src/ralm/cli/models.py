@@ -35,21 +35,15 @@ def open_model(name: str, options: ModelOptions) -> "WritingModel":
     if (name, options) in _opened:
         return _opened[name, options]
     if options.ray is None or is_api(name):
-        return _noted(name, options, load_language_model(name, options))
+        return closed_at_end(name, options, load_language_model(name, options))
     machines = open_machines(options.ray, options.device)
     from ralm.distributed.models import ClusterModel, ModelLoader
 
-    return _noted(name, options, ClusterModel(machines, ModelLoader.of(name, replace(options, ray=None))))
+    return closed_at_end(name, options, ClusterModel(machines, ModelLoader.of(name, replace(options, ray=None))))
 
 
-def open_served(name: str, options: ModelOptions, *, proxy: bool) -> "WritingModel":
-    """The language model of a name for a server; raises the errors of loading it."""
-    from ralm.lm.registry import open_served_model
-
-    return _noted(name, options, open_served_model(name, options, proxy=proxy))
-
-
-def _noted(name: str, options: ModelOptions, model: "WritingModel") -> "WritingModel":
+def closed_at_end(name: str, options: ModelOptions, model: "WritingModel") -> "WritingModel":
+    """The model, which is closed when the command ends."""
     _opened[name, options] = model
     gc.freeze()  # it stays to the end: collecting would take longer than to parse the response of a server
     return model

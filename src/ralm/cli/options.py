@@ -22,6 +22,7 @@ from ralm.reading import ReadingOptions, plan, sampling
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.settings import LM, LM_ARGS
 from ralm.training.options import ExampleOptions
+from ralm.validation import is_utf8
 
 
 def argument(text: str, metavar: str | None = None) -> Option:
@@ -107,7 +108,7 @@ def read_input(text: str | None, file: Path | None, what: str) -> list[str]:
         return [_from_json(line, f"{file}, line {place}", what) for place, line in enumerate(lines, 1) if line.strip()]
     assert text is not None
     if text != "-":
-        if not _is_text(text):
+        if not is_utf8(text):
             raise UsageError(f"the {what} is not UTF-8: {text}")
         return [text]
     if sys.stdin is None:
@@ -126,15 +127,6 @@ def _from_json(line: str, where: str, what: str) -> str:
         found = found.get(what)
     if not isinstance(found, str):
         raise InputError(f'{where} is neither a string nor an object with the string "{what}".')
-    if not _is_text(found):
+    if not is_utf8(found):
         raise InputError(f"{where} holds a lone surrogate (half of a character), which is not valid text.")
     return found
-
-
-def _is_text(text: str) -> bool:
-    """Whether a string can be encoded as UTF-8; arguments that are not UTF-8 and lone surrogates cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

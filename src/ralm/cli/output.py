@@ -204,11 +204,6 @@ def _print_marked(before: str, text: str, marks: Iterable[Mark], after: str = ""
         sys.stdout.write(line.plain + "\n")
 
 
-def print_beginning(passage: Passage, width: int) -> None:
-    """Print the first characters of a passage, `width` at most, on an indented line."""
-    print_line(f"     {_beginning(' '.join(passage.text.split()), width)}")
-
-
 def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Passages) -> list[GeneratedText]:
     """Print the prompt and its continuation as it is generated, then each part with its source; return the pieces."""
     sys.stdout.write(visible(prompt))
@@ -294,8 +289,9 @@ def _metadata_line(passage: Passage) -> str:
     fields = (
         f"{name}: {value if isinstance(value, str) else to_json(value)}" for name, value in passage.metadata.items()
     )
-    return _beginning(one_line(", ".join(fields)), _LONGEST_METADATA)
+    return beginning(one_line(", ".join(fields)), _LONGEST_METADATA)
 
 
-def _beginning(line: str, width: int) -> str:
+def beginning(line: str, width: int) -> str:
+    """The first characters of a line, `width` at most."""
     return line if len(line) <= width else f"{line[:width]}..."

@@ -11,7 +11,7 @@ from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError, extra
 from ralm.grammar import keys_text
 from ralm.lm.api.endpoint import ApiOptions, is_api
-from ralm.lm.registry import ModelOptions
+from ralm.lm.registry import ModelOptions, open_served_model
 from ralm.options import Needs, Option
 from ralm.protocols import traits_of
 from ralm.reading import ReadingOptions
@@ -136,7 +136,8 @@ def serve_command(
             raise UsageError("`dry_run` of `lm_args` has no effect on a server: leave it out.")
         if model_options.passage_cache is None:
             model_options = replace(model_options, passage_cache=_PASSAGE_CACHE)
-        model = models.open_served(lm, model_options, proxy=serving.proxy)
+        served = open_served_model(lm, model_options, proxy=serving.proxy)
+        model = models.closed_at_end(lm, model_options, served)
         if traits_of(model).answers_only:
             _check_passed_on(model.name, model_options, serving.limits, given)
             reading = reading if reading.reader else replace(reading, reader="concatenation")

@@ -87,27 +87,24 @@ def _load_encoder(index: "Index", device: str, vectors: str) -> Encoder:
 
 def _splitting(index: "Index") -> Callable[[Iterable[Document]], Iterator[Passage]]:
     """Return the function that splits documents as those of the index were split."""
-    splitting, lm = _recorded_splitting(index)
+    lm: str | None = None
+    match index.manifest.settings.get("splitting"):
+        case {"split": "sentences" | "structure" as split, "words": int() as words, "overlap_words": int() as overlap}:
+            splitting = Splitting(split=split, words=words, overlap_words=overlap)
+        case {"words": int() as words}:
+            splitting = Splitting(words=words)
+        case {"tokens": int() as tokens, "lm": str() as lm}:
+            splitting = Splitting(tokens=tokens)
+        case _:
+            raise UsageError(
+                f"{index.path} does not say how its documents were split, since a program built it; add passages to it "
+                "with `ralm.update_index`."
+            )
     return partial(
         ralm.make_passages,
         splitting=splitting,
         tokenizer=None if lm is None else load_tokenizer(lm),
         decontamination=_decontamination(index),
-    )
-
-
-def _recorded_splitting(index: "Index") -> tuple[Splitting, str | None]:
-    """Return how the passages of an index were split, and the language model whose tokens were counted."""
-    match index.manifest.settings.get("splitting"):
-        case {"split": "sentences" | "structure" as split, "words": int() as words, "overlap_words": int() as overlap}:
-            return Splitting(split=split, words=words, overlap_words=overlap), None
-        case {"words": int() as words}:
-            return Splitting(words=words), None
-        case {"tokens": int() as tokens, "lm": str() as lm}:
-            return Splitting(tokens=tokens), lm
-    raise UsageError(
-        f"{index.path} does not say how its documents were split, since a program built it; add passages to it with "
-        "`ralm.update_index`."
     )
 
 

@@ -8,7 +8,7 @@ from ralm.errors import UsageError
 from ralm.grammar import as_text
 from ralm.options import Needs, Option, check_options
 from ralm.reading.plan import PlanOptions
-from ralm.settings import NEEDS_INDEX, PlannedOptions, read_settings
+from ralm.settings import INDEX_GIVEN, PlannedOptions, read_settings
 from ralm.validation import MAX_COUNT
 
 
@@ -22,7 +22,7 @@ class HarnessOptions(PlannedOptions):
     Raises UsageError if options do not go together.
     """
 
-    plan: Annotated[PlanOptions, Option("What is read.", needs=NEEDS_INDEX, without=("max_length",))] = field(
+    plan: Annotated[PlanOptions, Option("What is read.", needs=INDEX_GIVEN, without=("max_length",))] = field(
         default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
     )
     max_length: Annotated[
@@ -32,7 +32,7 @@ class HarnessOptions(PlannedOptions):
     question_field: Annotated[
         str | None,
         Option(
-            "Field of a task's documents that holds the question.", default_text="the usual names", needs=NEEDS_INDEX
+            "Field of a task's documents that holds the question.", default_text="the usual names", needs=INDEX_GIVEN
         ),
     ] = None
     batch_size: Annotated[

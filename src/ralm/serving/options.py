@@ -11,7 +11,7 @@ from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.plan import DENSE_QUERY_TOKENS, PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.settings import CATALOGUES, NEEDS_INDEX, part_texts
+from ralm.settings import CATALOGUES, INDEX_GIVEN, part_texts
 from ralm.validation import MAX_COUNT, check_count, check_length
 
 CHOICES: Final = (
@@ -152,10 +152,10 @@ class Settings:
     """
 
     index: str | None = None
-    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=NEEDS_INDEX)] = field(
+    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=INDEX_GIVEN)] = field(
         default_factory=RetrieverOptions
     )
-    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=NEEDS_INDEX)] = field(
+    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=INDEX_GIVEN)] = field(
         default_factory=ReadingOptions
     )
     plan: Annotated[PlanOptions, Option("What is read.")] = field(
