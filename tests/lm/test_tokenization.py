@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from ralm.errors import ModelError, RalmWarning, TextError
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
-from ralm.lm.registry import load_tokenizer
 from ralm.lm.tokenizer import align
 from ralm.reading.plan import PlanOptions
 from ralm.reading.tokens import prepare_text
@@ -50,43 +49,6 @@ def test_tokens_stand_in_their_text_one_after_the_other(tokenizer: ModelTokenize
     assert (np.diff(spans_N2, axis=0) >= 0).all()
     assert spans_N2.min(initial=0) >= 0
     assert spans_N2.max(initial=0) <= len(text)
-
-
-@pytest.mark.parametrize("text", [*TEXTS, " " * 500, "\u2500" * 100, "<|endoftext|>" * 50, "<pad>" + " \n" * 200])
-def test_a_text_has_no_fewer_tokens_than_its_bytes_tell(text: str) -> None:
-    tiny = load_tokenizer("ralm-tiny")
-    for tokenizer, longest in ((ModelTokenizer(byte_tokenizer(with_bos=True)), 5), (tiny, 48)):
-        assert tokenizer.longest_token == longest
-        assert len(text.encode()) <= len(tokenizer.encode(text)) * longest
-
-
-def takes_spaces(tokenizer: PreTrainedTokenizerFast) -> None:
-    tokenizer.add_tokens([AddedToken("<mask>", lstrip=True)])
-
-
-def lacks_a_byte(tokenizer: PreTrainedTokenizerFast) -> None:
-    alphabet = {one: number for number, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet())[1:])}
-    tokenizer.backend_tokenizer.model = models.BPE(vocab=alphabet, merges=[])
-
-
-def changes_characters(tokenizer: PreTrainedTokenizerFast) -> None:
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
-
-
-def leaves_out_spaces(tokenizer: PreTrainedTokenizerFast) -> None:
-    parts = [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
-
-
-def is_not_of_bytes(tokenizer: PreTrainedTokenizerFast) -> None:
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-
-
-@pytest.mark.parametrize("change", [takes_spaces, lacks_a_byte, changes_characters, leaves_out_spaces, is_not_of_bytes])
-def test_a_token_may_stand_for_any_number_of_bytes(change: Callable[[PreTrainedTokenizerFast], None]) -> None:
-    tokenizer = byte_tokenizer(with_bos=False)
-    change(tokenizer)
-    assert ModelTokenizer(tokenizer).longest_token is None
 
 
 @pytest.mark.filterwarnings("ignore::ralm.errors.RalmWarning")
@@ -127,7 +89,6 @@ def test_ids_that_only_the_model_has_are_nothing(kind: str, tmp_path: Path) -> N
     tokens = tokenizer.encode("the thing")
     assert tokenizer.decode(np.append(tokens, [100_000, -1, 1 << 40])) == tokenizer.decode(tokens)
     assert tokenizer.decode(tokens.tolist()) == tokenizer.decode(tokens)
-    assert tokenizer.longest_token is None, "known of byte-level BPE alone"
 
 
 def test_bytes_of_byt5_share_the_span_of_their_character(tmp_path: Path) -> None:

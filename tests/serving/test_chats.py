@@ -47,7 +47,7 @@ SAID: list[Any] = [
     {"role": "assistant", "content": "It is deep."},
     {"role": "user", "content": "Who sings in the sea?"},
 ]
-AT_LEAST = "the text of `messages` has at least 200,"  # thousand tokens: none is longer than <pad>
+AT_LEAST = "the text of `messages` has at least 7,8"  # hundred tokens of 128 bytes
 IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
 QUESTION: list[Any] = [{"role": "user", "content": "Who keeps the sheep?"}]
 CONVERSATIONS = (SAID, QUESTION, SAID[3:], SAID[1:2])

@@ -66,8 +66,8 @@ def answer_chat(
     length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
     messages = chat.conversation.messages
     # every template keeps the messages of the user
-    check_size([one.content.strip() for one in messages if one.role == "user"], model, length, "messages")
-    check_bytes([one.content for one in messages], max(limits.text_bytes, most_bytes(length, model)), "messages")
+    check_size([one.content.strip() for one in messages if one.role == "user"], length, "messages")
+    check_bytes([one.content for one in messages], max(limits.text_bytes, most_bytes(length)), "messages")
     try:
         encoded = full_tokenizer(model.tokenizer).encode_chat(chat.conversation.messages) if prompt.chat else None
         own = len(model.tokenizer.encode(chat.conversation.question) if encoded is None else encoded[0])

@@ -68,8 +68,8 @@ def in_scope(scope: RequestScope) -> Iterator[None]:
 class SharedModel:
     """A `WritingModel` that any number of threads may use; close it to end the thread that reads for them.
 
-    A thread gets the same as alone, except for the last digits of figures, as in any batch. `vocabulary` and
-    `longest_token` are None if the model does not tell them; `distributions` raises AttributeError if it has none.
+    A thread gets the same as alone, except for the last digits of figures, as in any batch. `vocabulary` is None if
+    the model does not tell it; `distributions` raises AttributeError if it has none.
     """
 
     def __init__(
@@ -84,7 +84,6 @@ class SharedModel:
         self.tier: Tier = model.tier
         self.end_tokens = model.end_tokens
         self.tokenizer: Tokenizer = _LockedTokenizer(model.tokenizer)
-        self.longest_token: int | None = getattr(model.tokenizer, "longest_token", None)
         self.vocabulary: int | None = getattr(model, "vocabulary", None)
         self.merges_prefixes: bool = getattr(model, "merges_prefixes", True)
 

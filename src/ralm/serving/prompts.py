@@ -32,8 +32,8 @@ from ralm.validation import scores_given_texts
 
 TOO_LONG: Final = "context_length_exceeded"
 """The code of errors about prompts that are too long."""
-_LONGEST_TOKEN: Final = 64
-"""Bytes that a token can have if the tokenizer does not know: more than any token of a real text."""
+_LONGEST_TOKEN: Final = 128
+"""Bytes that a token can have: more than any token of a real text."""
 _MOST_IDS: Final = 2**31 - 1
 _LONG: Final = 10**18
 _BEFORE: Final = "a"
@@ -92,19 +92,16 @@ def check_bytes(texts: Iterable[str], most: int, param: str) -> None:
         )
 
 
-def most_bytes(tokens: int, model: SharedModel) -> int:
+def most_bytes(tokens: int) -> int:
     """The maximum number of bytes of a text of so many tokens."""
-    return tokens * (model.longest_token or _LONGEST_TOKEN)
+    return tokens * _LONGEST_TOKEN
 
 
-def check_size(texts: Iterable[str], model: SharedModel, most: int, param: str) -> None:
-    """Raise RequestError if texts have more bytes than `most` tokens can stand for, so that they need not be tokenised.
-
-    Without knowledge of its longest token, a tokenizer is taken for one with tokens of at most 64 bytes.
-    """
+def check_size(texts: Iterable[str], most: int, param: str) -> None:
+    """Raise RequestError if texts have more bytes than `most` tokens stand for, so that they need not be tokenised."""
     size = sum(len(text.encode()) for text in texts)
-    if size > most_bytes(most, model):
-        raise _too_long(-(-size // (model.longest_token or _LONGEST_TOKEN)), most, param)
+    if size > most_bytes(most):
+        raise _too_long(-(-size // _LONGEST_TOKEN), most, param)
 
 
 def _too_long(least: int, most: int, param: str) -> errors.RequestError:
@@ -122,7 +119,7 @@ def read_prompt(given: str | Sequence[int], model: SharedModel, most: int) -> Se
     `most` tokens.
     """
     if isinstance(given, str):
-        check_size([given], model, most, "prompt")
+        check_size([given], most, "prompt")
         tokens = model.tokenizer.encode(given)
     else:
         vocabulary = model.vocabulary or _MOST_IDS

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from itertools import pairwise
@@ -27,11 +27,6 @@ from ralm.storage.work import scratch_folder
 _LOG: Final = logging.getLogger(__name__)
 _CONTINUES: Final = "@@"
 """The mark with which some tokenizers end a piece of a word that continues."""
-_KEEPING_STAGES: Final = frozenset(("ByteLevel", "Digits", "Punctuation", "Split"))
-"""Kinds of pre-tokenisation that keep every character, except if what they split at is removed."""
-_PRINTED: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_BYTES: Final = {*map(chr, _PRINTED), *map(chr, range(0x100, 0x200 - len(_PRINTED)))}
-"""The names of single bytes: a character that can be printed stands for itself, the others are numbered from U+0100."""
 _ABOVE_IDS: Final = 1 << 32
 _REPLY: Final = "Somebody."
 """A message of the assistant that shows how its turn ends."""
@@ -69,15 +64,6 @@ class ModelTokenizer:
         _, reply, rest = written.rpartition(_REPLY)
         first = self._tokenizer.encode(rest.lstrip(), add_special_tokens=False)[:1] if reply else []
         return first[0] if first and first[0] in self._tokenizer.added_tokens_decoder else None
-
-    @cached_property
-    def longest_token(self) -> int | None:
-        """The maximum number of bytes (UTF-8) that one token stands for. It is known only of byte-level BPE that leaves
-        out and changes nothing, in which a token is as many bytes as its name has characters; else None."""
-        if not self._tokenizer.is_fast or not _keeps_bytes(self._tokenizer):
-            return None
-        added = self._tokenizer.added_tokens_decoder.values()
-        return max(*map(len, self._tokenizer.get_vocab()), *(len(token.content.encode()) for token in added), 1)
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
@@ -270,33 +256,6 @@ def _joined(parts: Sequence[tuple[IntArray, IntArray]], begins: Sequence[int]) -
     """The ids and spans of a text from those of its parts, which begin at these characters."""
     spans_N2 = [spans + begin for (_, spans), begin in zip(parts, begins, strict=True)]
     return np.concatenate([ids for ids, _ in parts]), np.concatenate(spans_N2, dtype=np.int64)
-
-
-def _keeps_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a fast tokenizer is byte-level BPE that leaves out and changes nothing."""
-    backend = tokenizer.backend_tokenizer
-    model, first = backend.model, backend.pre_tokenizer
-    stages = [] if first is None else list(_stages(json.loads(first.__getstate__())))
-    kinds = {stage["type"] for stage in stages}
-    return (
-        backend.normalizer is None
-        and "ByteLevel" in kinds
-        and kinds <= _KEEPING_STAGES
-        and not any(stage.get("behavior") == "Removed" for stage in stages)
-        and type(model).__name__ == "BPE"
-        and not (model.end_of_word_suffix or model.continuing_subword_prefix)
-        and tokenizer.get_vocab().keys() >= _BYTES
-        # such tokens take the white space beside them
-        and not any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values())
-    )
-
-
-def _stages(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The stages of a pre-tokeniser, which may be a sequence of others."""
-    if state["type"] != "Sequence":
-        yield state
-    for inner in state.get("pretokenizers", ()):
-        yield from _stages(inner)
 
 
 def _check_characters(text: str) -> None:
