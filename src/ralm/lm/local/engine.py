@@ -15,9 +15,10 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from queue import SimpleQueue
+from itertools import cycle
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -98,7 +99,6 @@ class TargetLogits:
         """The names of the arguments of the model's `forward`."""
         self.takes_positions = "position_ids" in self.arguments
         self._cache_argument = next((name for name in _CACHE_ARGUMENTS if name in self.arguments), None)
-        self._keeps_logits = False
         head.register_forward_pre_hook(_keep_targets)
 
     @property
@@ -302,14 +302,6 @@ def distributions(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torc
     return [logits_CV.float().log_softmax(-1).cpu() for logits_CV in torch.split(logits_PV, rows)]
 
 
-_Batch: TypeAlias = tuple[int, Sequence[ScoringSequence]]
-"""The number of a batch, from 0, and its sequences."""
-_Take: TypeAlias = Callable[[], _Batch | None]
-"""Returns the next batch; None after the last."""
-_Scored: TypeAlias = tuple[int, list[FloatArray]]
-"""The number of a batch, and the results of its sequences."""
-
-
 class Engine:
     """Scores sequences with one model or several copies of it."""
 
@@ -321,12 +313,8 @@ class Engine:
         """For each sequence, in order and as soon as known, the results (float32) of `read` at its targets. Consecutive
         sequences are read together if the first is the longest. ModelError if one is too large for the device, or the
         model returns NaN."""
-        batches = enumerate(self._batches(sequences))
-        if len(self._replicas) == 1:
-            scored = _read_batches(self._replicas[0], lambda: next(batches, None), read)
-        else:
-            scored = _in_order(_shared_out(self._replicas, batches, read))
-        for _, results in scored:
+        batches = self._batches(sequences)
+        for results in self._alone(batches, read) if len(self._replicas) == 1 else self._in_turn(batches, read):
             yield from results
 
     def _batches(self, sequences: Sequence[ScoringSequence]) -> Iterator[Sequence[ScoringSequence]]:
@@ -342,62 +330,29 @@ class Engine:
         if batch:
             yield batch
 
+    def _alone(self, batches: Iterator[Sequence[ScoringSequence]], read: ReadLogits) -> Iterator[list[FloatArray]]:
+        """The results of each batch, read in this thread. A GPU starts a batch before the previous one is fetched."""
+        [replica] = self._replicas
+        started: deque[tuple[Sequence[ScoringSequence], list[torch.Tensor]]] = deque()
+        for batch in batches:
+            started.append((batch, replica.start(batch, read)))
+            if len(started) > replica.overlaps:
+                yield replica.fetch(*started.popleft())
+        for batch, parts in started:
+            yield replica.fetch(batch, parts)
 
-def _read_batches(replica: Replica, take: _Take, read: ReadLogits) -> Iterator[_Scored]:
-    """The results of batch after batch, read by one replica; a GPU starts each batch before the previous one is
-    fetched, so that it never waits."""
-    started: deque[tuple[_Batch, list[torch.Tensor]]] = deque()
-    while (batch := take()) is not None or started:
-        if batch is not None:
-            started.append((batch, replica.start(batch[1], read)))
-        if batch is None or len(started) > replica.overlaps:
-            (number, sequences), parts = started.popleft()
-            yield number, replica.fetch(sequences, parts)
-
-
-def _shared_out(replicas: Sequence[Replica], batches: Iterator[_Batch], read: ReadLogits) -> Iterator[_Scored]:
-    """The results of all batches as replicas finish them: an idle one takes the next batch, and the first error stops
-    all."""
-    lock, finished = threading.Lock(), SimpleQueue[_Scored | BaseException | None]()
-    stopped = False
-
-    def take() -> _Batch | None:
-        with lock:  # a generator cannot be advanced by two threads at once
-            return None if stopped else next(batches, None)
-
-    def run(replica: Replica) -> None:
-        try:
-            for scored in _read_batches(replica, take, read):
-                finished.put(scored)
-            finished.put(None)
-        except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits for results
-            finished.put(error)
-
-    with ThreadPoolExecutor(max_workers=len(replicas)) as pool:
-        try:
-            for replica in replicas:
-                pool.submit(run, replica)
-            working = len(replicas)
-            while working:
-                match finished.get():
-                    case None:
-                        working -= 1
-                    case BaseException() as error:
-                        raise error
-                    case scored:
-                        yield scored
-        finally:
-            stopped = True
-
-
-def _in_order(scored: Iterator[_Scored]) -> Iterator[_Scored]:
-    early: dict[int, list[FloatArray]] = {}
-    due = 0
-    for number, results in scored:
-        early[number] = results
-        while due in early:
-            yield due, early.pop(due)
-            due += 1
+    def _in_turn(self, batches: Iterator[Sequence[ScoringSequence]], read: ReadLogits) -> Iterator[list[FloatArray]]:
+        """The results of each batch. The replicas take batches in turn, each in a thread where the next batch waits."""
+        started: deque[tuple[Replica, Sequence[ScoringSequence], Future[list[torch.Tensor]]]] = deque()
+        with ExitStack() as stack:
+            threads = [(one, stack.enter_context(ThreadPoolExecutor(max_workers=1))) for one in self._replicas]
+            for batch, (replica, thread) in zip(batches, cycle(threads), strict=False):
+                started.append((replica, batch, thread.submit(replica.start, batch, read)))
+                if len(started) == 2 * len(threads):
+                    first, its_batch, parts = started.popleft()
+                    yield first.fetch(its_batch, parts.result())
+            for replica, batch, parts in started:
+                yield replica.fetch(batch, parts.result())
 
 
 def length_thresholds(config: Any) -> list[int]:
