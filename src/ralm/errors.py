@@ -112,7 +112,7 @@ class LibraryWarning(RalmWarning):
 
 def short_message(error: Exception) -> str:
     """The first line of another library's message, without the full stop at its end, or its type if it has none."""
-    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:_SHORT_MESSAGE].rstrip(". ")
+    return (next(iter(str(error).strip().splitlines()), "") or type(error).__name__)[:_SHORT_MESSAGE].rstrip(". ")
 
 
 def installed_version(package: str) -> str:

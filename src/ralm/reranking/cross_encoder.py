@@ -26,7 +26,7 @@ from sentence_transformers.util import batch_to_device, load_file_path
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ralm.errors import ModelError, UsageError
+from ralm.errors import ModelError, UsageError, short_message
 from ralm.lm import model_path
 from ralm.lm.local import loading
 from ralm.records import FloatArray
@@ -240,9 +240,7 @@ class PairModel:
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
-            raise ModelError(
-                f"the cross-encoder {self.name} cannot read pairs: {loading.first_line(error)}."
-            ) from error
+            raise ModelError(f"the cross-encoder {self.name} cannot read pairs: {short_message(error)}.") from error
 
 
 def load_pair_model(

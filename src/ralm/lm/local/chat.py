@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
-from ralm.errors import ChatError, ModelError, installed_version
-from ralm.lm.local.loading import first_line
+from ralm.errors import ChatError, ModelError, installed_version, short_message
 from ralm.lm.tokenizer import Span
 from ralm.records import Message
 
@@ -115,7 +114,7 @@ def write_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, 
     try:
         written = tokenizer.apply_chat_template(messages, tokenize=False, **how)
     except Exception as error:  # a template is a program of its own, with any error
-        raise ChatError(f"{failure}: {first_line(error)}") from error
+        raise ChatError(f"{failure}: {short_message(error)}.") from error
     if not isinstance(written, str):
         raise ModelError(
             f"{installed_version('transformers')} returned a chat as {type(written).__name__}, not as text: this is a "

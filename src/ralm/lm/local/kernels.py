@@ -16,8 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from ralm.errors import ModelError, warn_of_mismatch
-from ralm.lm.local.loading import first_line
+from ralm.errors import ModelError, short_message, warn_of_mismatch
 
 CAUSAL_BLOCKS: Final = "ralm_causal_blocks"
 WINDOW_BLOCKS: Final = "ralm_window_blocks"
@@ -78,7 +77,7 @@ def _speed_up_attention(model: PreTrainedModel) -> None:
     # a model that cannot read at all is rejected later, by check_causal
     if error is not None and not isinstance(error, ModelError) and _trial_error(model) is None:
         warn_of_mismatch(
-            "transformers", f"the attention of ralm failed, so a slower one runs: {first_line(error)}", error
+            "transformers", f"the attention of ralm failed, so a slower one runs: {short_message(error)}", error
         )
 
 
@@ -225,7 +224,7 @@ def _agree(plain: Callable[[], torch.Tensor], faster: Callable[[], torch.Tensor]
         expected = plain()
         apart = faster().float() - expected.float()
     except Exception as error:  # noqa: BLE001  # private functions, and modules of a new kind, may fail in any way
-        warn_of_mismatch("torch", f"{what}: {first_line(error)}", error)
+        warn_of_mismatch("torch", f"{what}: {short_message(error)}", error)
         return False
     if apart.norm() > _TOLERANCE[expected.dtype] * expected.float().norm():
         warn_of_mismatch("torch", f"{what}: {differ}")

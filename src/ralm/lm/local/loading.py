@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
-from ralm.errors import MissingExtraError, ModelError, RalmError, UsageError, extra, installed_version
+from ralm.errors import MissingExtraError, ModelError, RalmError, UsageError, extra, installed_version, short_message
 from ralm.lm import is_gguf
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
             raise MissingExtraError(
                 "spreading a model over devices needs the package accelerate: pip install 'ralm[device-map]'."
             ) from error
-        raise ModelError(f"cannot load the {what} of {name}: {first_line(error)}") from error
+        raise ModelError(f"cannot load the {what} of {name}: {short_message(error)}.") from error
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise ModelError(
@@ -52,13 +52,13 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
                 "`trust_remote_code=True`."
             ) from error
         where = "" if Path(name).exists() else " (no such folder here, so it was looked for on the model hub)"
-        reason = first_line(error)
+        reason = short_message(error)
         if isinstance(error, _CALL_ERRORS):
             reason += (
                 f" ({type(error).__name__} with {installed_version('transformers')}: if the files are whole, this "
                 "version does not fit ralm)"
             )
-        raise ModelError(f"cannot load the {what} of {name}{where}: {reason}") from error
+        raise ModelError(f"cannot load the {what} of {name}{where}: {reason}.") from error
 
 
 def check_device(name: str) -> None:
@@ -68,7 +68,7 @@ def check_device(name: str) -> None:
     try:
         torch.zeros(1, device=None if name == "auto" else name).item()
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"the device {name!r} cannot be used: {first_line(error)}.") from error
+        raise ModelError(f"the device {name!r} cannot be used: {short_message(error)}.") from error
 
 
 @contextmanager
@@ -153,12 +153,6 @@ def check_tokenizer(name: str, own_files: Iterable[str] = ()) -> None:
     folder, files = Path(name), dict.fromkeys((*_TOKENIZER_FILES, *own_files))
     if folder.is_dir() and not any((folder / file).is_file() for file in files):
         raise ModelError(f"{name} has no tokenizer: none of {', '.join(files)}.")
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error message, or the type of an error without one."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def load_checkpoint(name: str, source: Mapping[str, Any], **options: Any) -> "PreTrainedModel":

@@ -15,8 +15,8 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ralm.errors import ModelError, warn_of_mismatch
-from ralm.lm.local import continuation, engine, loading
+from ralm.errors import ModelError, short_message, warn_of_mismatch
+from ralm.lm.local import continuation, engine
 from ralm.lm.local.continuation import LocalDecoder
 from ralm.lm.local.states import SeparateStateDecoder, StateDecoder
 from ralm.records import FloatArray, IntArray, ScoringSequence
@@ -68,7 +68,7 @@ def choose_decoder(logits: engine.TargetLogits, max_length: int) -> type[LocalDe
             warn_of_mismatch(
                 "transformers",
                 f"ralm could not hand over cached keys and values to {logits.name} ({kind}): "
-                f"{loading.first_line(error)}. Figures stay right, but the whole text is read again for every new "
+                f"{short_message(error)}. Figures stay right, but the whole text is read again for every new "
                 "token",
                 error,
             )
@@ -175,7 +175,7 @@ def _read(model: PreTrainedModel, name: str, tokens_BN: IntArray) -> torch.Tenso
         raise
     except Exception as error:
         raise ModelError(
-            f"{name} cannot read a text by itself ({model.config.model_type}): {loading.first_line(error)}"
+            f"{name} cannot read a text by itself ({model.config.model_type}): {short_message(error)}."
         ) from error
     if logits.shape[:2] != tokens_BN.shape:
         raise ModelError(f"{name} ({model.config.model_type}) does not predict a token after each token that it reads.")

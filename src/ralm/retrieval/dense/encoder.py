@@ -28,7 +28,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, BertConfig, DPRContextEncoder, DPRQuestionEncoder, PreTrainedModel
 from transformers.utils import cached_file
 
-from ralm.errors import ModelError, UsageError
+from ralm.errors import ModelError, UsageError, short_message
 from ralm.lm.local import loading
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense import options as dense_options
@@ -256,13 +256,13 @@ def _readable(model: SentenceTransformer, length: int | None) -> Iterator[None]:
         known = max((one.num_embeddings for one in embeddings), default=highest + 1)
         if highest >= known:
             raise ModelError(
-                f"the encoder cannot read a text ({loading.first_line(error)}): its tokenizer has tokens up to number "
+                f"the encoder cannot read a text ({short_message(error)}): its tokenizer has tokens up to number "
                 f"{highest:,}, but its weights are for {known:,} tokens. Use the tokenizer that belongs to the weights."
             ) from error
         if length is None:
             raise
         raise ModelError(
-            f"the encoder cannot read texts of up to {length} tokens ({loading.first_line(error)}); lower or omit "
+            f"the encoder cannot read texts of up to {length} tokens ({short_message(error)}); lower or omit "
             "`passage_length` or `query_length`."
         ) from error
 
