@@ -4,6 +4,7 @@ also where pydantic refuses."""
 import json
 import math
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ OTHER = answer_key("model", "/completions", {"prompt": [1, 3]})
 
 def test_what_was_put_is_there_for_every_process(tmp_path: Path) -> None:
     answer: JsonObject = {"text": "h\u00e9 \ud800 \0", "numbers": [0.1, -1e-300, 3, math.inf], "none": None}
-    with AnswerStore(tmp_path / "some" / "answers.sqlite") as one, AnswerStore(one.file) as two:
+    with closing(AnswerStore(tmp_path / "some" / "answers.sqlite")) as one, closing(AnswerStore(one.file)) as two:
         assert one.get(KEY) is None
         one.put(KEY, answer)
         assert two.get(KEY) == answer
@@ -45,7 +46,7 @@ def test_all_that_decides_an_answer_is_in_its_key() -> None:
 
 
 def test_requests_are_not_in_the_file(tmp_path: Path) -> None:
-    with AnswerStore(tmp_path / "answers") as store:
+    with closing(AnswerStore(tmp_path / "answers")) as store:
         store.put(answer_key("model", "/completions", {"prompt": "a secret passage"}), {"text": "fine"})
     assert not any(b"secret" in file.read_bytes() for file in tmp_path.iterdir())
 
@@ -59,7 +60,7 @@ def test_where_answers_are_by_default(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_an_answer_takes_little_room(tmp_path: Path) -> None:
     answer: JsonObject = {"logprobs": [{"token": "a", "logprob": -0.5}] * 2000}
-    with AnswerStore(tmp_path / "answers") as store:
+    with closing(AnswerStore(tmp_path / "answers")) as store:
         store.put(KEY, answer)
     assert (tmp_path / "answers").stat().st_size < len(json.dumps(answer)) / 3
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def test_without_an_identity_nothing_is_kept(tmp_path: Path) -> None:
         for times in (1, 2):
             assert numbers(client.answers(asked(iter([1, *range(30), 1])))) == [1, *range(30), 1]
             assert len(server.requests) == 30 * times
-    with AnswerStore(tmp_path / "answers") as store:
+    with closing(AnswerStore(tmp_path / "answers")) as store:
         assert store.get(answer_key("", "/completions", {"n": 1})) is None
         store.put(answer_key("", "/completions", {"n": 1}), {"said": {"n": "something else"}})
     with HttpServer(echo) as server, client_of(server, tmp_path, identity="") as client:
@@ -406,7 +407,7 @@ def test_nothing_is_left_after_close(tmp_path: Path) -> None:
             list(answers)
         with pytest.raises(UsageError, match="closed"):
             list(client.answers(asked(range(5000, 5001))))
-        with AnswerStore(tmp_path / "answers") as store, client_of(server, tmp_path) as again:
+        with closing(AnswerStore(tmp_path / "answers")) as store, client_of(server, tmp_path) as again:
             assert store.file.exists()
             list(again.answers(asked(range(sent))))
         assert len(server.requests) == sent, "those under way were kept"

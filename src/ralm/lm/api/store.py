@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from pydantic import JsonValue
 
@@ -35,20 +35,11 @@ def answer_key(identity: str, path: str, body: Mapping[str, JsonValue]) -> bytes
 
 
 class AnswerStore:
-    """Answers by their keys, in a file that is created if it is missing; a context manager.
-
-    Raises InputError if the file is something else, StorageError if it cannot be opened, read or written.
-    """
+    """Answers by their keys, compressed, in a `Store`."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._store = Store(file, "file of answers")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def get(self, key: bytes) -> JsonObject | None:
         """The answer with this key, or None if it is not known."""

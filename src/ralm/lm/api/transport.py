@@ -10,9 +10,10 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import httpx2
 from openai import (
@@ -88,11 +89,7 @@ class ApiRequest:
 
 
 class Transport:
-    """Sends requests to one endpoint; all its methods belong to one event loop.
-
-    `retried` is called for each retry of `post`. Raises UsageError if the environment names a proxy
-    or certificates that cannot be used.
-    """
+    """Sends requests to one endpoint, in one event loop; `retried` is called for each retry of a POST."""
 
     def __init__(self, endpoint: Endpoint, options: ApiOptions, retried: Callable[[], None]) -> None:
         async def count(request: Any) -> None:
@@ -152,27 +149,38 @@ class Transport:
                 "sent: the tokenizer of this model is damaged or another one; name a `tokenizer`."
             )
         else:
-            answer = _object(text)
-            rejection = None if answer is None else _rejection(answer)
-            if answer is not None and rejection is None:
-                return answer
-            problem = self._not_json(path, text) if answer is None else self._rejected(rejection or "")
+            return self._object(path, text)
         raise problem  # outside of the block, so that it does not carry the request with its key
+
+    def _object(self, path: str, text: str) -> JsonObject:
+        """The JSON object in an answer; a list of objects becomes the `data` of one. Raises ServerError for others."""
+        answer: Any = None
+        with suppress(ValueError, RecursionError):
+            answer = read_json(text)
+        if isinstance(answer, list) and answer and all(isinstance(one, dict) for one in answer):
+            answer = {"data": answer}
+        if not isinstance(answer, dict):
+            came = f"'{self._quote(text)}'" if text.strip() else "nothing"
+            place = self._endpoint.address(path)
+            raise ServerError(
+                f"{place} answered with {came}, not with a JSON object; check that it is the URL of an API.", 200
+            )
+        if (rejection := _rejection(answer)) is not None:
+            raise ServerError(f"{self._endpoint.url} rejected a request ({self._quote(rejection)}).", 200)
+        return answer
 
     def _problem(self, error: APIError, path: str, seconds: float) -> ServerError:
         """The error in one or two sentences."""
+        url = self._endpoint.url
         tries = int(error.request.headers.get(_TRIES, "0")) + 1
         tried = f"tried {tries:,} times over {seconds:,.0f} seconds" if tries > 1 else "tried once"
+        if isinstance(error, APITimeoutError):
+            return ServerError(f"{url} did not answer within {self._timeout:g} seconds; {tried}. {_STORED}")
         if not isinstance(error, APIStatusError):
-            return ServerError(f"{self._unreached(error)}; {tried}. {_STORED}")
+            reason = self._quote(cause_of(error))
+            return ServerError(f"{url} cannot be reached or broke off ({reason}); {tried}. {_STORED}")
         quoted = f"({error.status_code}: {self._quote(_message(error.body))})"
         return ServerError(self._status(error, path, quoted, tried), error.status_code)
-
-    def _unreached(self, error: APIError) -> str:
-        url = self._endpoint.url
-        if isinstance(error, APITimeoutError):
-            return f"{url} did not answer within {self._timeout:g} seconds"
-        return f"{url} cannot be reached or broke off ({self._quote(cause_of(error))})"
 
     def _status(self, error: APIStatusError, path: str, quoted: str, tried: str) -> str:
         """The meaning of an HTTP status for the user."""
@@ -195,16 +203,6 @@ class Transport:
             case _:
                 return f"{url} rejected a request {quoted}."
 
-    def _rejected(self, message: str) -> ServerError:
-        return ServerError(f"{self._endpoint.url} rejected a request ({self._quote(message)}).", 200)
-
-    def _not_json(self, path: str, text: str) -> ServerError:
-        came = f"'{self._quote(text)}'" if text.strip() else "nothing"
-        place = self._endpoint.address(path)
-        return ServerError(
-            f"{place} answered with {came}, not with a JSON object; check that it is the URL of an API.", 200
-        )
-
     def _quote(self, text: str) -> str:
         """The first line of a server's message that is not blank, without the key, truncated."""
         if self._endpoint.key:
@@ -214,10 +212,7 @@ class Transport:
 
 
 class _BoundedHttp(DefaultAsyncHttpxClient):
-    """Sends a request once, and reads its whole answer in bounded time and memory.
-
-    The timeouts of httpx2 are for single reads, which a server may serve a byte at a time.
-    """
+    """Reads a whole answer in bounded time and memory; the timeouts of httpx2 are for single reads, maybe of a byte."""
 
     def __init__(self, seconds: float, **options: Any) -> None:
         super().__init__(**options)
@@ -273,17 +268,6 @@ def cause_of(error: BaseException) -> str:
         reason = os.strerror(number) if number > 0 else str(inner) or reason
         inner = inner.__cause__ or inner.__context__
     return reason
-
-
-def _object(text: str) -> JsonObject | None:
-    """The JSON object in a text, or None; a list of objects becomes the `data` of one."""
-    try:
-        answer = read_json(text)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(answer, list) and answer and all(isinstance(one, dict) for one in answer):
-        answer = {"data": answer}
-    return cast("JsonObject", answer) if isinstance(answer, dict) else None
 
 
 def _rejection(answer: Mapping[str, JsonValue]) -> str | None:
