@@ -66,29 +66,27 @@ class Budget:
                     f"the budget is used up: {self.usage.describe()}. Answers so far are stored; raise `max_requests` "
                     "and run this again to continue."
                 )
-            self.usage = replace(self.usage, requests=self.usage.requests + 1)
+            self._add(requests=1)
 
     def answered(self, request: ApiRequest, answer: Mapping[str, JsonValue]) -> None:
         """Count the tokens of an answer, the maximum if the server did not."""
         counted = tokens_in_answer(answer)
         tokens_in, tokens_out = counted or (request.tokens, request.max_new_tokens)
         with self._lock:
-            self.usage = replace(
-                self.usage,
-                tokens_in=self.usage.tokens_in + tokens_in,
-                tokens_out=self.usage.tokens_out + tokens_out,
-                estimated=self.usage.estimated + (counted is None),
-            )
+            self._add(tokens_in=tokens_in, tokens_out=tokens_out, estimated=counted is None)
 
     def retried(self) -> None:
         """Count a retry."""
         with self._lock:
-            self.usage = replace(self.usage, retries=self.usage.retries + 1)
+            self._add(retries=1)
 
     def reused(self) -> None:
         """Count a request that is not sent."""
         with self._lock:
-            self.usage = replace(self.usage, reused=self.usage.reused + 1)
+            self._add(reused=1)
+
+    def _add(self, **counts: int) -> None:
+        self.usage = replace(self.usage, **{name: getattr(self.usage, name) + count for name, count in counts.items()})
 
 
 _COUNTS: Final = (

@@ -10,7 +10,7 @@ The result is stored. Later processes only compare the greedy tokens: the same o
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any, Final
@@ -66,19 +66,16 @@ def open_server(name: str, options: ApiOptions | None = None, *, proxy: bool = F
 
     Raises what `load_api_model` raises.
     """
-    client = Client(endpoint_of(name), options)
-    try:
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(endpoint_of(name), options))
         server = servers.detect_server(client)
         if not proxy and _continues_texts(client, server):
             with suppress(tokenizers.UnknownTokenizerError):
                 probe = _Probe(name, client, server)
                 model = probe.stored() or probe.run()
                 if not model.answers_only:
+                    stack.pop_all()
                     return _with_length(model)
-    except BaseException:
-        client.close()
-        raise
-    client.close()
     return ProxiedModel(name, client.endpoint, client.options.timeout, server.length)
 
 
@@ -106,13 +103,12 @@ def _continues_texts(client: Client, server: servers.ServerInfo) -> bool:
 
 
 def _probed(name: str, options: ApiOptions | None, *, anew: bool) -> ApiModel:
-    client = Client(endpoint_of(name), options)
-    try:
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(endpoint_of(name), options))
         probe = _Probe(name, client, servers.detect_server(client))
-        return (None if anew else probe.stored()) or probe.run()
-    except BaseException:
-        client.close()
-        raise
+        model = (None if anew else probe.stored()) or probe.run()
+        stack.pop_all()
+    return model
 
 
 class _Probe:
