@@ -27,7 +27,7 @@ Span = tuple[int, int]
 
 def full_tokenizer(tokenizer: Tokenizer) -> FullTokenizer:
     """The tokenizer with all members of `FullTokenizer`; missing ones get the defaults that their docstrings name."""
-    return tokenizer if isinstance(tokenizer, FullTokenizer) else _WithDefaults(tokenizer)
+    return tokenizer if isinstance(tokenizer, FullTokenizer) else WithDefaults(tokenizer)
 
 
 def has_chat_template(tokenizer: Tokenizer) -> bool:
@@ -43,23 +43,26 @@ def last_of_user(messages: Sequence[Message]) -> int:
     return places[-1]
 
 
-class _WithDefaults:
-    """A tokenizer that lacks optional members, with their defaults."""
+class WithDefaults:
+    """A tokenizer with the optional members of these `names` that it has, and the defaults of all others."""
 
     special_tokens = SpecialTokens(before=np.zeros(0, dtype=np.int64), after=np.zeros(0, dtype=np.int64), begin=None)
     end_token: int | None = None
     unknown_token: int | None = None
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, names: Sequence[str] = _OPTIONAL_MEMBERS) -> None:
         self.encode = tokenizer.encode
         self.decode = tokenizer.decode
         # members of the instance take precedence over the defaults of the class
-        self.__dict__.update({name: getattr(tokenizer, name) for name in _OPTIONAL_MEMBERS if hasattr(tokenizer, name)})
+        self.__dict__.update({name: getattr(tokenizer, name) for name in names if hasattr(tokenizer, name)})
 
     def token_of(self, _: str) -> int | None:
+        """None."""
         return None
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
+        """The ids of a text, and their spans, found by decoding the tokens."""
+
         def decode(ids: Sequence[int]) -> str:
             return self.decode(np.array(ids, dtype=np.int64))
 
@@ -68,11 +71,13 @@ class _WithDefaults:
         return tokens, np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
+        """The ids of a document with `special_tokens`."""
         special = self.special_tokens
         room = max(0, max_tokens - len(special.before) - len(special.after))
         return np.concatenate([special.before, self.encode(text)[:room], special.after])[:max_tokens]
 
-    def encode_chat(self, _: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:  # noqa: ARG002
+        """None."""
         return None
 
 

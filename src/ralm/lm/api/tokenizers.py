@@ -17,7 +17,7 @@ from ralm.lm import model_path
 from ralm.lm.api.backends import llamacpp, parsing
 from ralm.lm.api.client import Client
 from ralm.lm.api.servers import ServerInfo
-from ralm.lm.tokenizer import full_tokenizer, last_of_user
+from ralm.lm.tokenizer import WithDefaults, full_tokenizer, last_of_user
 from ralm.protocols import FullTokenizer
 from ralm.records import IntArray, Message, SpecialTokens
 
@@ -219,27 +219,17 @@ def _spans(text: str, pieces: Sequence[bytes]) -> IntArray:
     return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
-class PlainTokenizer:
-    """A `FullTokenizer` for servers that add special tokens themselves: it adds none.
+class PlainTokenizer(WithDefaults):
+    """A tokenizer for servers that add special tokens themselves: it adds none.
 
     With `messages`, a chat is the message itself, since the server applies the model's chat template.
     """
 
     def __init__(self, tokenizer: FullTokenizer, *, messages: bool) -> None:
+        super().__init__(tokenizer, ("end_token", "unknown_token", "token_of", "encode_with_spans"))
         self._own = tokenizer
         self._messages = messages
         self.fingerprint = f"{getattr(tokenizer, 'fingerprint', '')} without special tokens"
-        self.special_tokens = SpecialTokens(before=_NONE, after=_NONE, begin=None)
-        self.end_token = tokenizer.end_token
-        self.unknown_token = tokenizer.unknown_token
-        self.token_of = tokenizer.token_of
-        self.encode = tokenizer.encode
-        self.encode_with_spans = tokenizer.encode_with_spans
-        self.decode = tokenizer.decode
-
-    def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        """Token ids (int64) of a document, cut to `max_tokens`."""
-        return self._own.encode(text)[:max_tokens]
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
         """The ids and spans of a chat, with `messages` of its only message; ChatError if there are several."""
