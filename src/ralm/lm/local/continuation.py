@@ -132,7 +132,12 @@ class CachedDecoder(LocalDecoder):
             if len(batch) > 1:
                 cache = DynamicCache()
                 self._logits(pad_right([rows[row][:-1] for row in batch]), _NO_TARGETS, _NO_TARGETS, cache)
-                self._rows.put_all(batch, [(layer.keys, layer.values) for layer in cache.layers])
+                for place, row in enumerate(batch):
+                    columns = slice(0, len(rows[row]) - 1)
+                    layers = [
+                        (layer.keys[place, :, columns], layer.values[place, :, columns]) for layer in cache.layers
+                    ]
+                    self._rows.put_block(row, layers)
                 unread.difference_update(batch)
         for row in sorted(unread):
             self._read_rest(row, rows[row], columns_B[row])
@@ -153,9 +158,9 @@ class CachedDecoder(LocalDecoder):
             kept = prefixes.find(first)
             if kept is None:
                 self._read_columns(row, 0, first)
-                prefixes.add(first, self._rows.block(row, 0, len(first)))
+                prefixes.add(first, self._rows.block(row, len(first)))
             else:
-                self._rows.put_block(row, 0, kept)
+                self._rows.put_block(row, kept)
         rests_B = [len(rows[row]) - 1 - read for row, read in zip(new, read_B, strict=True)]
         longest = max(rests_B, default=0)
         if 1 < len(new) == len(rows) and 0 < longest < min(map(len, rows)) and longest * len(new) <= 2 * sum(rests_B):
@@ -167,12 +172,8 @@ class CachedDecoder(LocalDecoder):
 
     def _read_ends(self, rows: Sequence[IntArray], count: int) -> None:
         """Read the last `count` tokens before the last one of all rows, which have all that is before."""
-        lengths_B1 = torch.from_numpy(self._rows.lengths_B)[:, None]
-        longest, end = int(lengths_B1.max()), self._rows.last
-        self._rows.extend_from(slice(0, len(rows)), end - longest, end - count)
+        padding = self._extend_rows(slice(0, len(rows)), -count, count, 0)
         input_BN = torch.from_numpy(np.stack([tokens[-1 - count : -1] for tokens in rows]))
-        mask_BC = torch.arange(longest) >= longest - lengths_B1
-        padding = self._padding(mask_BC, lengths_B1 - count + torch.arange(count))
         self._logits(input_BN, _NO_TARGETS, _NO_TARGETS, self._rows.cache, **padding)
 
     def _read_columns(self, row: int, columns: int, tokens: IntArray) -> None:
@@ -196,15 +197,11 @@ class CachedDecoder(LocalDecoder):
 
     def _next(self, last_B1: torch.Tensor, batch: slice) -> torch.Tensor:
         """The logits after the last tokens of some rows, padded on the left if their lengths differ."""
-        lengths_B = torch.from_numpy(self._rows.lengths_B[batch])
-        longest, end = int(lengths_B.max()), self._rows.last
-        self._rows.extend_from(batch, end - longest, end)
-        padding = {}
-        if (lengths_B < longest).any():
-            mask_BC = torch.arange(longest + 1) >= longest - lengths_B[:, None]
-            padding = self._padding(mask_BC, lengths_B[:, None])
-        row_B, column_B = torch.arange(len(lengths_B)), torch.zeros_like(lengths_B)
-        return self._logits(last_B1[batch], row_B, column_B, self._rows.cache, **padding)
+        padding = self._extend_rows(batch, 0, 1, 1)
+        if len(np.unique(self._rows.lengths_B[batch])) == 1:
+            padding = {}
+        row_B = torch.arange(len(last_B1[batch]))
+        return self._logits(last_B1[batch], row_B, torch.zeros_like(row_B), self._rows.cache, **padding)
 
     def _read_rests(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
         """Read each sequence after its row, from the last token before its first target on: all together, or one by one
@@ -234,7 +231,9 @@ class CachedDecoder(LocalDecoder):
         self._logits.check_numbers(found_P)
         return np.split(found_P.numpy(), np.cumsum(counts)[:-1])
 
-    def _extend_rows(self, batch: slice, first: int, count: int, rest_B1: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _extend_rows(
+        self, batch: slice, first: int, count: int, rest_B1: torch.Tensor | int
+    ) -> dict[str, torch.Tensor]:
         """Let the next pass extend some rows by `count` columns, `first` columns after their ends; returns its padding:
         on the left, and on the right after the `rest_B1` tokens of a row."""
         lengths_B1 = torch.from_numpy(self._rows.lengths_B[batch])[:, None]
@@ -242,9 +241,7 @@ class CachedDecoder(LocalDecoder):
         self._rows.extend_from(batch, end - longest, end + first)
         columns_C = torch.arange(longest + first + count)
         mask_BC = (columns_C >= longest - lengths_B1) & (columns_C < longest + rest_B1)
-        return self._padding(mask_BC, lengths_B1 + torch.arange(first, first + count))
-
-    def _padding(self, mask_BC: torch.Tensor, positions_BN: torch.Tensor) -> dict[str, torch.Tensor]:
+        positions_BN = lengths_B1 + torch.arange(first, first + count)
         padding = {"attention_mask": to_device(mask_BC.long(), self._logits.device)}
         if self._logits.takes_positions:
             padding["position_ids"] = to_device(positions_BN, self._logits.device)

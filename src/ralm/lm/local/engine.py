@@ -43,9 +43,8 @@ ReadLogits: TypeAlias = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor
 
 @dataclass(eq=False)
 class _TargetPositions:
-    """P positions of a batch of B x N tokens: the row and the position of each."""
+    """P positions of a batch: the row and the position of each."""
 
-    shape: tuple[int, ...]
     row_P: torch.Tensor
     position_P: torch.Tensor
     at_once: int
@@ -65,21 +64,11 @@ class _TargetPositions:
         return self.states_1PH[:, : self.at_once]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _KnownStates:
-    """States (1, C, H) for the output layer, whatever the input of the pass, which has this shape."""
-
-    shape: tuple[int, ...]
-    states_1CH: torch.Tensor
-
-    def replace(self, _: torch.Tensor) -> torch.Tensor:
-        return self.states_1CH
-
-
 class _ForwardPass(threading.local):
-    """The states that the output layer reads in the forward pass of this thread; None for other uses of a model."""
+    """The forward pass of this thread: the shape of its input, and what the output layer reads instead of its states;
+    None for other uses of a model."""
 
-    targets: _TargetPositions | _KnownStates | None = None
+    replace: tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]] | None = None
 
 
 _FORWARD_PASS: Final = _ForwardPass()
@@ -137,26 +126,25 @@ class TargetLogits:
             if self._cache_argument is None:
                 raise TypeError(f"forward() takes none of the arguments {', '.join(_CACHE_ARGUMENTS)}")
             options[self._cache_argument] = cache
-        targets = _TargetPositions(tuple(input_BN.shape), row_P, position_P, len(row_P))
-        return self._of_targets(self._forward(input_BN, targets, options).logits, targets)
+        targets = _TargetPositions(row_P, position_P, len(row_P))
+        return self._of_targets(self._forward(input_BN, targets.replace, options).logits, targets)
 
     def parts(
         self, input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, at_once: int
     ) -> Iterator[torch.Tensor]:
         """The logits of the target positions in parts of `at_once`. The input is read once: the output layer reads the
         states of later parts in passes of two tokens, so a model does to their logits what it does to all."""
-        targets = _TargetPositions(tuple(input_BN.shape), row_P, position_P, at_once)
+        targets = _TargetPositions(row_P, position_P, at_once)
         options = {"use_cache": False}
-        logits_PV = self._of_targets(self._forward(input_BN, targets, options).logits, targets)
+        logits_PV = self._of_targets(self._forward(input_BN, targets.replace, options).logits, targets)
         if len(logits_PV) == len(row_P):
             yield from torch.split(logits_PV, at_once)
             return
         yield logits_PV
         assert targets.states_1PH is not None, "fewer logits than targets without the hook"
         del logits_PV
-        short_BN = input_BN[:1, :2]
         for states_1CH in torch.split(targets.states_1PH[:, at_once:], at_once, dim=1):
-            yield self._forward(short_BN, _KnownStates(tuple(short_BN.shape), states_1CH), options).logits[0]
+            yield self._forward(input_BN[:1, :2], lambda _: states_1CH, options).logits[0]  # noqa: B023  (called here)
 
     def continue_state(
         self,
@@ -169,22 +157,22 @@ class TargetLogits:
         """The logits (P, V), and the model's own state after all tokens: the outputs that its `forward` takes as
         arguments of the same names. The model may change the `state` before, empty at first, in place. TypeError if it
         returns none."""
-        targets = _TargetPositions(tuple(input_BN.shape), row_P, position_P, len(row_P))
-        output = self._forward(input_BN, targets, {"use_cache": True, **state, **positions})
+        targets = _TargetPositions(row_P, position_P, len(row_P))
+        output = self._forward(input_BN, targets.replace, {"use_cache": True, **state, **positions})
         after = {name: value for name, value in output.items() if name in self.arguments}
         if not after:
             raise TypeError("forward() returns no state that it takes back")
         return self._of_targets(output.logits, targets), after
 
     def _forward(
-        self, input_BN: torch.Tensor, targets: _TargetPositions | _KnownStates, options: Mapping[str, Any]
+        self, input_BN: torch.Tensor, replace: Callable[[torch.Tensor], torch.Tensor], options: Mapping[str, Any]
     ) -> Any:
-        """The output of the model, whose output layer reads the target states."""
-        _FORWARD_PASS.targets = targets
+        """The output of the model, whose output layer reads what `replace` makes of its states."""
+        _FORWARD_PASS.replace = tuple(input_BN.shape), replace
         try:
             return self.model(input_ids=to_device(input_BN, self.device), **options)
         finally:
-            _FORWARD_PASS.targets = None
+            _FORWARD_PASS.replace = None
 
     @staticmethod
     def _of_targets(logits: torch.Tensor, targets: _TargetPositions) -> torch.Tensor:
@@ -204,10 +192,10 @@ class TargetLogits:
 
 def _keep_targets(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
     """Replace the states (B, N, H) that an output layer reads with those at target positions (1, P, H)."""
-    targets = _FORWARD_PASS.targets
-    if targets is None or inputs[0].shape[:2] != targets.shape:
+    if _FORWARD_PASS.replace is None:
         return None
-    return (targets.replace(inputs[0]),)
+    shape, replace = _FORWARD_PASS.replace
+    return (replace(inputs[0]),) if inputs[0].shape[:2] == shape else None
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

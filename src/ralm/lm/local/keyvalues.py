@@ -81,24 +81,16 @@ class KeyValueRows:
         more = min(rows, count) if count > rows else 0
         return count + more, longest + max(room, _ROOM)
 
-    def put_all(self, rows: Sequence[int], layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Write whole rows from each layer's keys and values (B, H, C, S); of a shorter row only its first columns."""
+    def put_block(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Write each layer's keys and values (H, C, S) to the beginning of a row."""
         while len(self.cache.layers) < len(layers):
             self.cache.layers.append(_Layer(self))
         for layer, tensors in zip(self.cache.layers, layers, strict=True):
-            for place, row in enumerate(rows):
-                layer.put(row, *(tensor[place, :, : self.lengths_B[row]] for tensor in tensors))
+            layer.put(row, *tensors)
 
-    def put_block(self, row: int, first: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Write each layer's keys and values (H, C, S) into a row, from its column `first` on."""
-        while len(self.cache.layers) < len(layers):
-            self.cache.layers.append(_Layer(self))
-        for layer, tensors in zip(self.cache.layers, layers, strict=True):
-            layer.put(row, *tensors, first=first)
-
-    def block(self, row: int, first: int, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """A copy of each layer's keys and values (H, C, S) of `count` columns of a row."""
-        columns = slice(self.begins(row) + first, self.begins(row) + first + count)
+    def block(self, row: int, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """A copy of each layer's keys and values (H, C, S) of the first `count` columns of a row."""
+        columns = slice(self.begins(row), self.begins(row) + count)
         return [
             (layer.keys[row, :, columns].clone(), layer.values[row, :, columns].clone()) for layer in self.cache.layers
         ]
@@ -148,10 +140,10 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         self.keys = _moved(self.keys, moves, shape)
         self.values = _moved(self.values, moves, shape)
 
-    def put(self, row: int, keys_HCS: torch.Tensor, values_HCS: torch.Tensor, first: int = 0) -> None:
+    def put(self, row: int, keys_HCS: torch.Tensor, values_HCS: torch.Tensor) -> None:
         if self.keys is None:
             self._make(keys_HCS[None], values_HCS[None])
-        begin = self._owner.begins(row) + first
+        begin = self._owner.begins(row)
         self.keys[row, :, begin : begin + keys_HCS.shape[1]] = keys_HCS
         self.values[row, :, begin : begin + keys_HCS.shape[1]] = values_HCS
 

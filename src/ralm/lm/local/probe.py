@@ -91,7 +91,24 @@ def can_cache_rows(logits: engine.TargetLogits, max_length: int) -> bool:
     Texts that grow, change, are scored, and have different lengths are tried. The results differ for models that keep
     another kind of state, such as state-space models, or that count positions by columns.
     """
-    return _max_difference(logits, max_length) <= _tolerance(logits.model)
+    if max_length < _LENGTH:
+        return False
+    first = _probe_texts(logits.model, [4, 6, 2], seed=0)
+    grown = [np.append(text, text[0]) for text in first]
+    changed = [grown[2], np.concatenate([grown[0][:3], grown[1][:4]]), np.append(grown[1], grown[0][1])]
+    tokens = _LENGTH * 3 * len(first)
+    cached = continuation.CachedDecoder(logits, max_length, tokens)
+    found_BV = np.concatenate([cached.next_tokens(texts).log_probs_BC for texts in (first, grown, changed)])
+    uncached = continuation.UncachedDecoder(logits, max_length, tokens)
+    difference = _difference(found_BV, uncached.next_tokens([*first, *grown, *changed]).log_probs_BC)
+    if not engine.length_thresholds(logits.model.config):  # such models score every text by itself
+        sequences = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in grown]
+        found_P = np.concatenate(continuation.CachedDecoder(logits, max_length, _LENGTH).score(sequences))
+        before = [one.tokens_N[:at] for one in sequences for at in one.targets_P]
+        target_P = np.concatenate([one.tokens_N[one.targets_P] for one in sequences])
+        uncached_PV = uncached.next_tokens(before).log_probs_BC
+        difference = max(difference, _difference(found_P, uncached_PV[np.arange(len(target_P)), target_P]))
+    return difference <= _tolerance(logits.model)
 
 
 def can_continue_state(logits: engine.TargetLogits, max_length: int, kind: type[StateDecoder]) -> bool:
@@ -131,29 +148,6 @@ def _caches_rows_alone(model: PreTrainedModel) -> bool:
     caches = [value for value in output.values() if isinstance(value, Cache)]
     layers = [layer for cache in caches for layer in cache.layers]
     return bool(layers) and all(type(cache) is DynamicCache for cache in caches) and {*map(type, layers)} <= _ROW_LAYERS
-
-
-def _max_difference(logits: engine.TargetLogits, max_length: int) -> float:
-    """The largest difference between continuing and reading again, as a fraction of the difference between texts;
-    infinite for a model that reads too few tokens for a trial."""
-    if max_length < _LENGTH:
-        return np.inf
-    first = _probe_texts(logits.model, [4, 6, 2], seed=0)
-    grown = [np.append(text, text[0]) for text in first]
-    changed = [grown[2], np.concatenate([grown[0][:3], grown[1][:4]]), np.append(grown[1], grown[0][1])]
-    tokens = _LENGTH * 3 * len(first)
-    cached = continuation.CachedDecoder(logits, max_length, tokens)
-    found_BV = np.concatenate([cached.next_tokens(texts).log_probs_BC for texts in (first, grown, changed)])
-    uncached = continuation.UncachedDecoder(logits, max_length, tokens)
-    difference = _difference(found_BV, uncached.next_tokens([*first, *grown, *changed]).log_probs_BC)
-    if engine.length_thresholds(logits.model.config):
-        return difference  # such models score every text by itself
-    sequences = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in grown]
-    found_P = np.concatenate(continuation.CachedDecoder(logits, max_length, _LENGTH).score(sequences))
-    before = [one.tokens_N[:at] for one in sequences for at in one.targets_P]
-    target_P = np.concatenate([one.tokens_N[one.targets_P] for one in sequences])
-    uncached_PV = uncached.next_tokens(before).log_probs_BC
-    return max(difference, _difference(found_P, uncached_PV[np.arange(len(target_P)), target_P]))
 
 
 def _difference(found: FloatArray, expected: FloatArray) -> float:
