@@ -6,7 +6,8 @@ To support another server API, add its `ServerKind` to `_KINDS`.
 from dataclasses import dataclass
 from typing import Final
 
-from ralm.lm.api.backends import Backend, BackendConfig, ModelList, ServerKind, get_or_empty
+from ralm.errors import ServerError
+from ralm.lm.api.backends import Backend, BackendConfig, ServerKind, get_or_empty
 from ralm.lm.api.backends.llamacpp import LLAMA_CPP
 from ralm.lm.api.backends.openai import NEWER_CHATS, OPENAI_BACKENDS
 from ralm.lm.api.backends.sglang import SGLANG
@@ -83,21 +84,18 @@ class Capabilities:
 
 
 def detect_server(client: Client) -> ServerInfo:
-    """The kind of a server, by the owner of its models and by endpoints that only one kind has.
-
-    Raises ServerError if it cannot be reached, rejects the key, or has other models.
-    """
-    listed = _model_list(client)
-    for kind in _KINDS:
-        may_be = listed.owner == kind.owner if kind.owner else client.endpoint.is_url
-        if may_be and (fields := kind.find(client, listed)) is not None:
-            return ServerInfo(kind, fields, listed.owner)
-    return ServerInfo(None, listed.entry, listed.owner)
-
-
-def _model_list(client: Client) -> ModelList:
+    """The kind of a server, by the owner of its models or by an endpoint that only one kind has. Raises ServerError."""
     listed = get_or_empty(client, "/models").get("data")
     models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     entry = next((one for one in models if one.get("id") == client.endpoint.model), {})
     owner = str((entry or (models[0] if models else {})).get("owned_by", ""))
-    return ModelList(entry, tuple(str(one.get("id")) for one in models), owner)
+    for kind in _KINDS:
+        if kind.owner == owner:
+            if not entry:
+                names = ", ".join(str(one.get("id")) for one in models)
+                raise ServerError(f"{client.endpoint.url} has no model {client.endpoint.model}; it has {names}.", 404)
+            return ServerInfo(kind, entry, owner)
+        if kind.own_path and client.endpoint.is_url and "model_path" in (fields := get_or_empty(client, kind.own_path)):
+            lengths: JsonObject = {name: entry[name] for name in _LENGTHS if name in entry}
+            return ServerInfo(kind, {**fields, **lengths}, owner)
+    return ServerInfo(None, entry, owner)

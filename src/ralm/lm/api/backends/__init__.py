@@ -88,8 +88,7 @@ class Backend(ABC):
 
     @property
     def reserved_tokens(self) -> int:
-        """How many tokens of the server's context the request needs for itself: a new token, and with scores of prompts
-        the last one of the prompt."""
+        """Tokens of the server's context for the request itself: a new one, and the last of a scored prompt."""
         return 2 if self.scores_prompts else 1
 
     @property
@@ -192,26 +191,13 @@ class Backend(ABC):
         return self.choice_request(text, tokens).checked(partial(self.chosen_log_probs, tokens=tokens))
 
 
-@dataclass(frozen=True, slots=True)
-class ModelList:
-    """The answer of /models: the entry of the requested model (or {}), the ids of all, and who owns the first."""
-
-    entry: JsonObject
-    ids: tuple[str, ...]
-    owner: str
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKind:
-    """A kind of server: its backends, the best first, and how to detect it.
-
-    `find` returns the fields about the model, or None if the server is of another kind. It is called if `owner` is the
-    `owned_by` of the server's models; with no `owner` it asks for an endpoint that only this kind has.
-    """
+    """A kind of server: its backends, the best first, and the `owned_by` of its models or a path that it alone has."""
 
     backends: tuple[type[Backend], ...]
-    find: Callable[[Client, ModelList], JsonObject | None]
-    owner: str = ""
+    owner: str | None = None
+    own_path: str | None = None
 
 
 def get_or_empty(client: Client, path: str) -> JsonObject:

@@ -11,10 +11,8 @@ from typing import Any, Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import ServerError
 from ralm.lm.api.backends import (
     Backend,
-    ModelList,
     ServerKind,
     answer_field,
     end_prediction,
@@ -22,7 +20,6 @@ from ralm.lm.api.backends import (
     token_and_log_prob,
     unexpected,
 )
-from ralm.lm.api.client import Client
 from ralm.lm.api.predictions import Prediction, build_prediction
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
@@ -99,12 +96,4 @@ def _request(text: IntArray, max_tokens: int, **more: JsonValue) -> ApiRequest:
     return ApiRequest("//completion", body, len(text), max_tokens)
 
 
-def _find(client: Client, listed: ModelList) -> JsonObject:
-    if not listed.entry:
-        raise ServerError(
-            f"{client.endpoint.url} has no model {client.endpoint.model}; it has {', '.join(listed.ids)}.", 404
-        )
-    return listed.entry
-
-
-LLAMA_CPP: Final = ServerKind((_Completion,), _find, owner="llamacpp")
+LLAMA_CPP: Final = ServerKind(backends=(_Completion,), owner="llamacpp")

@@ -22,11 +22,8 @@ _Row: TypeAlias = tuple[object, object, Sequence[tuple[str, object]]]
 
 
 class Completions(Backend):
-    """/completions with the most likely tokens; if the server is `text_only`, its text is tokenized again.
-
-    Servers that take token ids name parts of characters, and so do chats. llama-cpp-python leaves the parts out of
-    names: what it lists as a space may be a space and a part.
-    """
+    """/completions with the most likely tokens; if it is `text_only`, the server's text is tokenized again. Servers
+    that take token ids name parts of characters, and so do chats; llama-cpp-python leaves them out of names."""
 
     name = "completions"
     text_path: ClassVar[tuple[str | int, ...]] = ("choices", 0, "text")
@@ -68,10 +65,7 @@ class Completions(Backend):
         return ApiRequest("/completions", body, len(tokens), max_tokens)
 
     def _predictions(self, choice: Mapping[str, Any], prompt: Sequence[int] | IntArray) -> list[Prediction]:
-        """The predictions in `logprobs`, of which the first belong to the tokens of `prompt`.
-
-        Tokens after the prompt end before the first one with an ambiguous name. Raises ServerError if no token is left.
-        """
+        """The predictions in `logprobs`, up to an ambiguous name after the `prompt`; ServerError if none is left."""
         rows = self._rows(choice)
         nameless = [place for place in range(len(prompt), len(rows)) if self.names.id_of(str(rows[place][0])) is None]
         if nameless[:1] == [0]:
@@ -120,10 +114,7 @@ class Completions(Backend):
 
 
 class _EchoCompletions(Completions):
-    """/completions with `echo`, which returns the log-probabilities of the prompt.
-
-    It asks for one new token, since some servers read 0 new tokens as no limit.
-    """
+    """/completions with `echo`: the log-probabilities of a prompt, and a new token, since 0 may mean no limit."""
 
     name = "echo"
     scores_prompts = True
@@ -169,10 +160,7 @@ class _TextCompletions(Completions):
 
 
 class _ChatCompletions(Completions):
-    """/chat/completions with the most likely tokens of an answer.
-
-    The prompt is a message of the user. No text can continue the beginning of an answer.
-    """
+    """/chat/completions, with the prompt as a message; no text can continue the beginning of an answer."""
 
     name = "chat"
     text_path = ("choices", 0, "message", "content")

@@ -7,15 +7,12 @@ from pydantic import JsonValue
 
 from ralm.lm.api.backends import (
     Backend,
-    ModelList,
     ServerKind,
     answer_field,
     expect_length,
-    get_or_empty,
     parsing,
     unexpected,
 )
-from ralm.lm.api.client import Client
 from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, parse_log_probs
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
@@ -92,12 +89,4 @@ def _prompt_rows(answer: JsonObject, tokens: IntArray) -> Sequence[Sequence[Any]
     return rows
 
 
-def _find(client: Client, listed: ModelList) -> JsonObject | None:
-    info = get_or_empty(client, "//get_model_info")
-    if "model_path" not in info:
-        return None
-    length = listed.entry.get("max_model_len")
-    return info if length is None else {**info, "max_model_len": length}
-
-
-SGLANG: Final = ServerKind((_Generate,), _find)
+SGLANG: Final = ServerKind(backends=(_Generate,), own_path="//get_model_info")

@@ -55,10 +55,8 @@ class _VllmCompletions(openai.Completions):
 
 
 def _prompt_log_probs(answer: JsonObject, tokens: IntArray) -> tuple[Sequence[Mapping[str, Any]], DoubleArray]:
-    """The row of each token of a prompt but the first, and the tokens' log-probabilities (float64).
-
-    Raises ServerError if vLLM read other tokens, or a value is not a log-probability.
-    """
+    """Rows and log-probabilities (float64) of a prompt's tokens but the first; ServerError if vLLM read other
+    tokens."""
     rows = answer_field(answer, "choices", 0, "prompt_logprobs")
     expect_length(rows, len(tokens), "tokens of a prompt")
     try:
@@ -68,4 +66,4 @@ def _prompt_log_probs(answer: JsonObject, tokens: IntArray) -> tuple[Sequence[Ma
     return rows[1:], parse_log_probs(values, "vLLM")
 
 
-VLLM: Final = ServerKind((_VllmCompletions,), lambda _, listed: listed.entry, owner="vllm")
+VLLM: Final = ServerKind(backends=(_VllmCompletions,), owner="vllm")
