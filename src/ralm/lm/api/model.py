@@ -30,11 +30,8 @@ _DRAFTED: Final = 8
 
 
 class ApiModel:
-    """A `WritingModel` behind an API, asked by a backend; `load_api_model` makes it.
-
-    Scores are exact if the server returns the log-probabilities of prompts or of chosen tokens. If it only lists the
-    most likely tokens, `score` raises UsageError, and `bounds` are models with lower and upper bounds.
-    """
+    """A `WritingModel` behind an API, asked by a backend; `load_api_model` makes it. If the server only lists the most
+    likely tokens, `score` raises UsageError, and `bounds` are models with lower and upper bounds."""
 
     def __init__(
         self, name: str, client: Client, backend: Backend, tokenizer: FullTokenizer, capabilities: servers.Capabilities
@@ -71,11 +68,8 @@ class ApiModel:
 
     @property
     def tier(self) -> Tier:
-        """What the server returns about the next token.
-
-        Scores of prompts count as chosen tokens only if the server takes token ids: a chosen token after a text may
-        change how the text is split.
-        """
+        """What the server returns about the next token. Scores of prompts count as chosen tokens only if the server
+        takes token ids: a chosen token after a text may change how the text is split."""
         if self.backend.top_logprobs == 0:
             return "text"
         chosen = self.backend.max_chosen > 0 or (self.backend.scores_prompts and self.backend.config.as_ids)
@@ -83,16 +77,13 @@ class ApiModel:
 
     @cached_property
     def bounds(self) -> tuple[LanguageModel, LanguageModel] | None:
-        """The models with lower and upper bounds of log-probabilities if the server only lists the most likely tokens;
-        None if `score` is exact, or the server returns no log-probabilities."""
+        """The models with lower and upper bounds of log-probabilities if the server only lists likely tokens, else
+        None."""
         listed = self.backend.top_logprobs > 0 and not self.backend.is_exact
         return (_Bound(self, "lower"), _Bound(self, "upper")) if listed else None
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """The natural log-probability (float32) of each target of each sequence, in order and as soon as known.
-
-        Raises UsageError if the server does not return them, and what `Client.answers` raises.
-        """
+        """The natural log-probability (float32) of each target; UsageError if the server does not return it."""
         if not self.backend.is_exact:
             count = self.backend.top_logprobs
             returned = f"lists {count} next tokens" if count else "returns only text"
@@ -195,6 +186,7 @@ class ApiContinuations:
     def __init__(self, model: ApiModel) -> None:
         self._client = model.client
         self._backend = model.backend
+        self._score = model.score
         self._name = model.name
         self._max_length = model.max_length
         self._end = model.tokenizer.end_token
@@ -312,19 +304,15 @@ class ApiContinuations:
         return NextTokens(np.array(log_probs_BC, dtype=np.float32), np.tile(wanted, (len(texts), 1)))
 
     def _requested(self, parts: Sequence[tuple[IntArray, Sequence[int]]]) -> Iterator[list[float]]:
-        """The log-probabilities of tokens after each text, one request each."""
+        """The log-probabilities of tokens after each text, one request each; UsageError if the server returns none."""
         backend = self._backend
-        if backend.max_chosen:
-            answers = self._client.answers(backend.checked_choice(text, tokens) for text, tokens in parts)
-            for (_, tokens), answer in zip(parts, answers, strict=True):
-                yield backend.chosen_log_probs(answer, tokens)
-        elif backend.scores_prompts:
-            prompts = [np.append(text, tokens) for text, tokens in parts]
-            answers = self._client.answers(map(backend.checked_scoring, prompts))
-            for prompt, answer in zip(prompts, answers, strict=True):
-                yield backend.scored_log_probs(answer, prompt, np.array([len(prompt) - 1]))
-        else:
-            raise UsageError(f"{self._name} lists only its most likely tokens, so it cannot score chosen ones.")
+        if not backend.max_chosen:
+            passes = [ScoringSequence(np.append(text, tokens), np.array([len(text)])) for text, tokens in parts]
+            yield from (log_probs_1.tolist() for log_probs_1 in self._score(passes))
+            return
+        answers = self._client.answers(backend.checked_choice(text, tokens) for text, tokens in parts)
+        for (_, tokens), answer in zip(parts, answers, strict=True):
+            yield backend.chosen_log_probs(answer, tokens)
 
     def _knows(self, text: IntArray) -> bool:
         return text.tobytes() in self._known

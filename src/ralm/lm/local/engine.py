@@ -65,8 +65,7 @@ class _TargetPositions:
 
 
 class _ForwardPass(threading.local):
-    """The forward pass of this thread: the shape of its input, and what the output layer reads instead of its states;
-    None for other uses of a model."""
+    """The shape of the input of this thread's forward pass, and what its output layer reads; None for other uses."""
 
     replace: tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]] | None = None
 
@@ -75,8 +74,8 @@ _FORWARD_PASS: Final = _ForwardPass()
 
 
 class TargetLogits:
-    """A model whose logits are computed only at target positions; other uses of the model, and other threads, are not
-    affected."""
+    """A model whose logits are computed at target positions alone; other uses of it and other threads are
+    unaffected."""
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         head = model.get_output_embeddings()
@@ -119,8 +118,7 @@ class TargetLogits:
         cache: Cache | None = None,
         **padding: torch.Tensor,
     ) -> torch.Tensor:
-        """The logits (P, V), in the model's number format, after each target position. The model reads and extends the
-        `cache`; TypeError if its `forward` takes none."""
+        """The logits (P, V) after each target position; the model extends the `cache`. TypeError if it takes none."""
         options: dict[str, Any] = {"use_cache": cache is not None, **padding}
         if cache is not None:
             if self._cache_argument is None:
@@ -154,9 +152,8 @@ class TargetLogits:
         state: Mapping[str, Any],
         **positions: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The logits (P, V), and the model's own state after all tokens: the outputs that its `forward` takes as
-        arguments of the same names. The model may change the `state` before, empty at first, in place. TypeError if it
-        returns none."""
+        """The logits (P, V), and the model's own state after all tokens: the outputs that its `forward` takes back. The
+        model may change the `state` before, empty at first, in place. TypeError if it returns none."""
         targets = _TargetPositions(row_P, position_P, len(row_P))
         output = self._forward(input_BN, targets.replace, {"use_cache": True, **state, **positions})
         after = {name: value for name, value in output.items() if name in self.arguments}
@@ -176,8 +173,8 @@ class TargetLogits:
 
     @staticmethod
     def _of_targets(logits: torch.Tensor, targets: _TargetPositions) -> torch.Tensor:
-        """The logits (P, V) of the target positions that a pass computes; of all, if the model does not call its output
-        layer in the usual way."""
+        """The logits (P, V) of the target positions; of all, if the model does not call its output layer in the usual
+        way."""
         if targets.states_1PH is None or logits.shape[:2] != (1, min(targets.at_once, len(targets.row_P))):
             return targets.of(logits)
         return logits[0]
@@ -221,11 +218,6 @@ class Replica:
         self._tokens = logits.tokens_per_batch
         self._positions = logits.positions_per_batch
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether the device works asynchronously."""
-        return self.logits.device.type == "cuda"
-
     def fits(self, batch: Sequence[ScoringSequence], sequence: ScoringSequence) -> bool:
         """Whether a sequence, no longer than the batch's first, may be read together with the batch."""
         padded = (len(batch) + 1) * len(batch[0])
@@ -233,8 +225,8 @@ class Replica:
         return padded <= self._tokens and targets <= self._positions
 
     def start(self, batch: Sequence[ScoringSequence], read: ReadLogits) -> list[torch.Tensor]:
-        """Start reading a batch, the longest sequence first; returns its results in as many parts as are needed.
-        ModelError if a single sequence does not fit."""
+        """Start reading a batch, the longest first; returns results in parts. ModelError if one sequence does not
+        fit."""
         try:
             return self._read(batch, read)
         except torch.OutOfMemoryError:
@@ -298,9 +290,8 @@ class Engine:
         self._by_length = bool(length_thresholds(replicas[0].logits.model.config))
 
     def score(self, sequences: Sequence[ScoringSequence], read: ReadLogits = target_log_probs) -> Iterator[FloatArray]:
-        """For each sequence, in order and as soon as known, the results (float32) of `read` at its targets. Consecutive
-        sequences are read together if the first is the longest. ModelError if one is too large for the device, or the
-        model returns NaN."""
+        """For each sequence, in order and as soon as known, the results (float32) of `read` at its targets; sequences
+        are read together if the first is the longest. ModelError if one is too large, or the model returns NaN."""
         batches = self._batches(sequences)
         for results in self._alone(batches, read) if len(self._replicas) == 1 else self._in_turn(batches, read):
             yield from results
@@ -324,7 +315,7 @@ class Engine:
         started: deque[tuple[Sequence[ScoringSequence], list[torch.Tensor]]] = deque()
         for batch in batches:
             started.append((batch, replica.start(batch, read)))
-            if len(started) > replica.overlaps:
+            if replica.logits.device.type != "cuda" or len(started) > 1:
                 yield replica.fetch(*started.popleft())
         for batch, parts in started:
             yield replica.fetch(batch, parts)
@@ -344,8 +335,7 @@ class Engine:
 
 
 def length_thresholds(config: Any) -> list[int]:
-    """The text lengths beyond which a model reads all tokens differently, so that a result depends on how many tokens
-    follow: LongRoPE (Phi-3) uses other frequencies once the input is long. Empty for most models."""
+    """The lengths beyond which a model reads all tokens differently (LongRoPE of Phi-3); empty for most models."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
