@@ -25,11 +25,7 @@ def is_local(name: str) -> bool:
 
 
 def model_path(name: str) -> str:
-    """The folder of ralm-tiny, the GGUF file of smollm2, or another name unchanged.
-
-    Raises MissingExtraError if the package of smollm2 is not installed, ModelError if a name is nearly that of a model
-    of ralm.
-    """
+    """The folder of ralm-tiny, the GGUF file of smollm2, or another name; ModelError if it is nearly one of these."""
     if name == SMOLLM2:
         return _smollm2_file()
     if name != TINY and "/" not in name and not Path(name).exists():

@@ -174,8 +174,8 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Writi
 
 
 def open_served_model(name: str, options: ModelOptions | None = None, *, proxy: bool = False) -> WritingModel:
-    """As `load_language_model`, for a server: a model that only answers messages, or any with `proxy`, is one to which
-    requests are passed on."""
+    """As `load_language_model`, for a server, which passes requests on if the model only answers messages, or by
+    `proxy`."""
     if not is_api(name):
         return load_language_model(name, options)
     with extra("api", "models behind an API need", API_PACKAGES):

@@ -192,12 +192,8 @@ def _at_once(requests: Iterable[Request], *, prefixes: bool) -> Iterator[list[Re
 
 def merge_requests(new: Mapping[bytes, Request], *, prefixes: bool) -> list[tuple[ScoringSequence, list[bytes]]]:
     """The sequences to read, each with the keys of the requests that it answers; with `prefixes`, a request that is a
-    prefix of another shares its sequence.
-
-    In lexicographic order a request comes directly before all requests that begin with it. So it is enough to compare
-    each request with its successor, from the last to the first. Of requests that follow as prefixes of one another,
-    as the strides of a text do, only the longest is compared.
-    """
+    prefix of another shares its sequence. In lexicographic order it comes directly before one that begins with it; only
+    the longest of a chain of prefixes, as the strides of a text are, is compared."""
     chains: list[list[bytes]] = []
     longest: list[IntArray] = []
     for key, one in new.items():
@@ -298,8 +294,8 @@ class SharedCache:
                     prefixes.mark(shared)
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
-        """As `LanguageModel.score`, but what sequences share with the texts of the previous call is not read again. All
-        sequences are held at once, so they should be few."""
+        """As `LanguageModel.score`, for few sequences; what they share with texts of the previous call is not read
+        again."""
         score = self._model.score if self._apart else getattr(self.continuations, "score", self._model.score)
         scored: Iterable[FloatArray] = score(sequences)
         return scored

@@ -89,10 +89,9 @@ def align(
     unknown: int | None,
     mark: str,
 ) -> list[Span]:
-    """The first and one past the last character of each token. Tokens that are text only together, such as the bytes of
-    a character, share a span, and the `unknown` token covers the text between its neighbours. A token whose word
-    continues ends in the `mark`, if there is one. ModelError if the tokens do not decode to the text, except for its
-    case."""
+    """The first and one past the last character of each token; tokens that are text only together share a span, and the
+    `unknown` token covers what is between. A token whose word continues ends in the `mark`, if there is one. ModelError
+    if the tokens do not decode to the text, except for its case."""
     alignment = _Alignment(text, decode, unknown, mark)
     for token in tokens:
         alignment.add(token)
@@ -141,8 +140,7 @@ class _Alignment:
         return self._spans
 
     def _span_of(self, piece: str) -> Span | None:
-        """The span of a piece: next, after white space, or after the unknown tokens, which have at least one character
-        each."""
+        """The span of a piece: next, after white space, or after the unknown tokens of at least one character each."""
         if self._gap:
             begin = self._text.find(piece.strip() or piece, self._at + self._gap)
             return None if begin < 0 else (begin, begin + len(piece.strip() or piece))
@@ -156,8 +154,7 @@ class _Alignment:
         return None
 
     def _close_gap(self, end: int) -> None:
-        """Give the unknown tokens the text between their neighbours: one character each if that fits, else all of it
-        together."""
+        """Give the unknown tokens the text between their neighbours: a character each, or else all of it together."""
         if self._gap:
             between = range(self._at, end)
             characters = [at for at in between if not self._text[at].isspace()] or list(between)

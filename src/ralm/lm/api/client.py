@@ -71,10 +71,7 @@ class Client:
         return self._loop_thread.run(partial(self._transport.get, path))
 
     def post(self, path: str, body: Mapping[str, JsonValue]) -> JsonObject:
-        """The answer to a request that costs nothing; it is neither stored nor counted.
-
-        Raises ServerError.
-        """
+        """The answer to a request that costs nothing; it is neither stored nor counted. Raises ServerError."""
         return self._loop_thread.run(partial(self._transport.post, path, body))
 
     def answers(self, requests: Iterable[ApiRequest]) -> Iterator[JsonObject]:
@@ -171,11 +168,8 @@ class Client:
 
 
 class _Call:
-    """One call of `answers`: the outcomes that its caller waits for, and its tasks, which belong to the event loop.
-
-    `order` has the keys of the awaited requests, `requested` those of requests to the server, and `outcomes` the
-    answers or errors that are known. More of these arrive in `arrived`.
-    """
+    """One call of `answers`: the keys of awaited requests in `order`, those sent in `requested`, and the answers or
+    errors in `outcomes`; more arrive in `arrived`. Its tasks belong to the event loop."""
 
     def __init__(self) -> None:
         self.order: deque[bytes] = deque()
@@ -290,10 +284,7 @@ _SECONDS_TO_END: Final = 10.0
 
 
 class EventLoopThread:
-    """A thread that runs async functions; it starts with the first one, and `close` ends it after running `last`.
-
-    It works in any thread, and in a program with its own event loop.
-    """
+    """A thread that runs async functions for any thread; `close` ends it after running `last`."""
 
     def __init__(self, last: _Work[None]) -> None:
         self._last = last

@@ -51,10 +51,8 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a model: the base URL without a final slash, and the server's name for the model.
-
-    `variable` is the environment variable of `key`, whether it is set or not.
-    """
+    """The address of a model: the base URL without a final slash, the server's name for the model, and its key from the
+    environment variable `variable`, if that is set."""
 
     url: str
     model: str
@@ -85,11 +83,8 @@ def is_api(name: str) -> bool:
 
 
 def endpoint_of(name: str, environment: Mapping[str, str] = os.environ) -> Endpoint:
-    """The endpoint with this name, and its key from the environment.
-
-    Raises UsageError if the name has no model, the URL is malformed or has a user or password in it, the key of a
-    provider is not set, or a key has characters that cannot be sent. No message holds a key or password.
-    """
+    """The endpoint with this name, and its key from the environment; UsageError, without the key, if either is
+    wrong."""
     provider, _, model = name.partition(":")
     if provider not in PROVIDERS:
         return _url_endpoint(name, environment)

@@ -127,8 +127,7 @@ class ServerTokenNames:
         return int(by_id[1]) if by_id else self._by_text.get(name)
 
     def unambiguous_id(self, name: str) -> int | None:
-        """The id for a server that may leave parts of characters out of names: None also if the name could be that of a
-        token with such a part."""
+        """As `id_of`; None also if a server that leaves parts of characters out may mean a token with such a part."""
         return None if name in self._texts_without_parts else self.id_of(name)
 
     @cached_property

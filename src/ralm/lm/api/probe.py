@@ -45,12 +45,8 @@ _TOP_COUNTS: Final = (100, 20, 5, 1)
 
 
 def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
-    """The model behind an API with this name; the model owns its client.
-
-    Uses the stored result of an earlier probe if the server still generates the same greedy tokens. Raises UsageError
-    if the name or the options are wrong, ServerError if the server does not answer, and ModelError if no backend works
-    or the tokenizer is that of another model.
-    """
+    """The model behind an API with this name, which owns its client; an earlier probe is used if the server still
+    generates the same greedy tokens. Raises UsageError, ServerError, and ModelError if no backend or tokenizer fits."""
     model = _with_length(_probed(name, options, anew=False))
     return as_dry_run(model) if options is not None and options.dry_run else model
 
@@ -61,11 +57,8 @@ def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
 
 
 def open_server(name: str, options: ApiOptions | None = None, *, proxy: bool = False) -> ApiModel | ProxiedModel:
-    """The model behind an API for a server of its own, which passes requests on if the model only answers messages, if
-    its tokenizer is not known, or with `proxy`.
-
-    Raises what `load_api_model` raises.
-    """
+    """As `load_api_model`; requests are passed on with `proxy`, without a tokenizer, or if messages alone are
+    answered."""
     with ExitStack() as stack:
         client = stack.enter_context(Client(endpoint_of(name), options))
         server = servers.detect_server(client)
@@ -216,10 +209,7 @@ class _Trials:
         return servers.BACKENDS[config.backend](config, self._client.endpoint.model, self._names)
 
     def complete(self, backend: Backend) -> Backend:
-        """The backend with the number of most likely tokens and the BOS of the server.
-
-        Raises ServerError if it does not work, or if its figures do not agree with each other.
-        """
+        """The backend with the BOS and the length of lists of the server; ServerError if its figures disagree."""
         if backend.text_only:
             self.generated(backend)
             return backend
@@ -329,10 +319,7 @@ def _check_equal(one: float, other: float, where: str) -> None:
 
 
 def _length(client: Client, server: servers.ServerInfo) -> int | None:
-    """The maximum number of tokens that the model reads, by the options or the server.
-
-    Raises UsageError if the options exceed the server's value.
-    """
+    """The maximum number of tokens that the model reads; UsageError if the options exceed the server's value."""
     option = client.options.context_length
     if option is not None and server.length is not None and option > server.length:
         raise UsageError(

@@ -45,10 +45,8 @@ class ApiTokenizer:
 
 
 def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
-    """The tokenizer in the options; else OpenAI's, the one that the server reports, or the server's own.
-
-    Raises UnknownTokenizerError if there is none, ModelError if the one in the options cannot be loaded.
-    """
+    """The tokenizer in the options, else OpenAI's, the reported one or the server's own; UnknownTokenizerError if
+    none."""
     option, model = client.options.tokenizer, client.endpoint.model
     if option is not None:
         return _tiktoken(option) if option.startswith(_TIKTOKEN) else _hub_or_folder(option, model_path(option))
@@ -201,10 +199,7 @@ class _LlamaCppTokenizer:
 
 
 def _spans(text: str, pieces: Sequence[bytes]) -> IntArray:
-    """The characters (int64, N x 2) of pieces of the UTF-8 bytes of a text.
-
-    Pieces of one character share its span. A space that the tokenizer adds belongs to the first character.
-    """
+    """The characters (int64, N x 2) of pieces of UTF-8 bytes; a space that the tokenizer adds belongs to the first."""
     character_of = [place for place, character in enumerate(text) for _ in character.encode()]
     extra = sum(map(len, pieces)) - len(character_of)
     ends = np.cumsum([0, *map(len, pieces)]) - max(extra, 0)
@@ -220,10 +215,8 @@ def _spans(text: str, pieces: Sequence[bytes]) -> IntArray:
 
 
 class PlainTokenizer(WithDefaults):
-    """A tokenizer for servers that add special tokens themselves: it adds none.
-
-    With `messages`, a chat is the message itself, since the server applies the model's chat template.
-    """
+    """A tokenizer for servers that add special tokens themselves: it adds none. With `messages`, a chat is the message
+    itself, since the server applies the model's chat template."""
 
     def __init__(self, tokenizer: FullTokenizer, *, messages: bool) -> None:
         super().__init__(tokenizer, ("end_token", "unknown_token", "token_of", "encode_with_spans"))

@@ -139,10 +139,7 @@ class UnreadTokenizer:
 
 
 class ProxiedModel:
-    """A `WritingModel` for a server that is only passed requests on: it reads and writes nothing by itself.
-
-    `max_length` is the number of tokens that the server reports, or unlimited.
-    """
+    """A `WritingModel` for a server that is only passed requests on: it reads and writes nothing by itself."""
 
     tier: Tier = "text"
     answers_only = True

@@ -35,11 +35,8 @@ class WrittenChat:
 def chat_with_spans(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], arguments: Mapping[str, Any]
 ) -> WrittenChat:
-    """A chat up to where the answer of the model begins, with these arguments of the template.
-
-    Raises ChatError if the template rejects the messages, leaves one out, or changes more of one than the white space
-    around it. Templates may leave out thoughts of the assistant.
-    """
+    """A chat up to where the answer of the model begins. ChatError if the template rejects the messages, leaves one
+    out, or changes more of one than the white space around it; it may leave out thoughts of the assistant."""
 
     def chat_text(some: Sequence[Message]) -> str:
         failure = "the chat template of this model rejects these messages"

@@ -47,12 +47,7 @@ class LocalDecoder(ABC):
 
     @torch.inference_mode()
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """Natural log-probabilities (float32) of every token, or of the `wanted` ones, after each text (int64, not
-        empty).
-
-        Raises ModelError if a text is empty or longer than `max_length`, a wanted token is not in the vocabulary, the
-        device runs out of memory, or the model returns NaN.
-        """
+        """As `Continuations.next_tokens`; ModelError if a text or token cannot be read, or the result is NaN."""
         _check_texts(self._logits.name, texts, self._max_length)
         with _reported_out_of_memory(self._logits, texts):
             log_probs_BV = self._read(texts)
@@ -109,8 +104,8 @@ class CachedDecoder(LocalDecoder):
         return [found[number] for number in range(len(sequences))]
 
     def _hold(self, texts: Sequence[IntArray], room: int = 1) -> list[int]:
-        """Give each text a row in which all but its last token is read, with room for `room` more columns; returns the
-        number of the text of each row."""
+        """Give each text a row in which all but its last token is read, with `room` more columns; returns each row's
+        text."""
         assigned = _assign_rows(self._held, texts, self._thresholds)
         rows = [texts[number] for number, _ in assigned]
         kept_B = [kept for _, kept in assigned]

@@ -46,11 +46,8 @@ _TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
 def speed_up(model: PreTrainedModel, *, attention: bool = True) -> None:
-    """Replace attention (unless the user chose one) and GELU of a model where ours are faster; the model must be on its
-    device already.
-
-    For GPT-2 124M, 1,024 tokens in bfloat16 on one core, 330 of 880 ms went to attention and 130 ms to GELU.
-    """
+    """Replace attention (unless the user chose one) and GELU of a model on its device where ours are faster. For GPT-2
+    124M, 1,024 tokens in bfloat16 on one core, 330 of 880 ms went to attention and 130 ms to GELU."""
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, (NewGELUActivation, FastGELUActivation)):
@@ -62,11 +59,8 @@ def speed_up(model: PreTrainedModel, *, attention: bool = True) -> None:
 
 
 def _speed_up_attention(model: PreTrainedModel) -> None:
-    """Use `causal_blocks` in bfloat16 and `window_blocks` otherwise, unless a trial shows that the model passes more
-    tensors to its attention.
-
-    Sparse attention makes its mask for "sdpa" alone; under other names it passes the chosen positions.
-    """
+    """Use our attention unless a trial shows that the model passes more tensors: sparse attention makes its mask for
+    "sdpa" alone, and passes the chosen positions under other names."""
     name, attend = (CAUSAL_BLOCKS, causal_blocks) if model.dtype == torch.bfloat16 else (WINDOW_BLOCKS, window_blocks)
     ALL_ATTENTION_FUNCTIONS.register(name, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, window_mask)
@@ -163,11 +157,8 @@ def causal_blocks(
     attention_mask: _WindowMask | torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention of (batch, head, position, size) as matrix products, a block of queries at a time.
-
-    In bfloat16 on a CPU this is 2.5 times as fast as the fused kernel, which multiplies in float32. The fused kernel
-    still does everything but plain causal attention over a whole text (masks, caches, biases).
-    """
+    """Causal attention of (batch, head, position, size) as matrix products, a block of queries at a time: 2.5 times as
+    fast in bfloat16 on a CPU as the fused kernel, which multiplies in float32 and still does all else."""
     _check_tensors(options, _FUSED_OPTIONS)
     square = query.shape[2] == key.shape[2] and query.shape[2] > 1
     if attention_mask is not None or not square or _needs_fused_kernel(module, options):
@@ -197,13 +188,8 @@ def _needs_fused_kernel(module: torch.nn.Module, options: Mapping[str, Any]) -> 
 
 
 def pack_weights(model: PreTrainedModel) -> None:
-    """Let the linear layers of a model use packed weights from now on, where that is faster.
-
-    The library's products pack the weights again each time. For the few rows of a step of generation this takes two to
-    three times as long as reading them; for a text of 1,000 tokens it is still a quarter of the time. oneDNN keeps the
-    packed layout here, at the cost of a second copy of the weights in memory. LibraryWarning if torch's private
-    functions for this fail or return other products; the layers then stay as they are.
-    """
+    """Let the linear layers of a model use packed weights from now on, where that is faster: the library packs them for
+    each product, which takes most of the time of a step of generation. It costs a second copy of the weights."""
     layers = packable(model)
     if layers and _products_agree(layers[0]):
         for module in layers:

@@ -69,11 +69,8 @@ class KeyValueRows:
             layer.move(moves, shape)
 
     def _new_shape(self, count: int, longest: int, room: int, stay: bool) -> tuple[int, int] | None:
-        """The shape of new tensors for `count` rows; None if the present ones have room, and are not far too large.
-
-        Allocating tensors takes long, so it is rare: room is made for twice as many rows if more are needed, and rows
-        at the end of the columns move to their beginning if they need not move again soon.
-        """
+        """The shape of new tensors for `count` rows; None if the present ones have room and are not far too large.
+        Allocating takes long: there is room for twice as many rows, and rows go back to the first columns in time."""
         rows, columns = self.shape
         enough = stay or longest + max(room, _ROOM // 2) <= columns
         if count <= rows <= 4 * count and enough and columns <= 2 * (longest + _ROOM):
@@ -154,8 +151,7 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
 
 
 def _zeros_like(tensor_BHCS: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Zeros, since zero times uninitialised memory may be NaN in a masked column. On a CPU the system gives zeros that
-    take neither time nor memory before they are used."""
+    """Zeros, which a masked column needs; on a CPU those of the system, which take no time before they are used."""
     rows, columns = shape
     sizes = (rows, tensor_BHCS.shape[1], columns, tensor_BHCS.shape[3])
     if tensor_BHCS.device.type != "cpu":

@@ -33,8 +33,7 @@ _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "v
 
 @contextmanager
 def loading_errors(what: str, name: str) -> Iterator[None]:
-    """Turn any error of transformers while it loads something into a ModelError of one sentence: a damaged folder makes
-    the loading code fail in ways that cannot be listed."""
+    """Turn any error of transformers into a ModelError of one sentence: damaged folders fail in many ways."""
     try:
         yield
     except RalmError:
@@ -102,9 +101,8 @@ def quiet_loading() -> Iterator[None]:
 
 @contextmanager
 def whole_loading(name: str, may_lack: Callable[[str], bool]) -> Iterator[None]:
-    """As `quiet_loading`, and afterwards ModelError if transformers filled in weights at random that may not be missing
-    (`may_lack`). The log names missing weights; for models that sentence-transformers loads there is no other way to
-    know."""
+    """As `quiet_loading`, and ModelError if weights were missing that may not be (`may_lack`): for models that
+    sentence-transformers loads, only the log names them."""
     reports = BufferingHandler(_MAX_RECORDS)
     logger = transformers_logging.get_logger("transformers.modeling_utils")
     with quiet_loading():
@@ -130,8 +128,7 @@ def _first_of(keys: Collection[str]) -> str:
 
 
 def check_folder(name: str) -> None:
-    """Raise ModelError if `name` is that of a GGUF file or of a local folder that cannot be a model, before anything is
-    read or downloaded."""
+    """Raise ModelError if `name` is a GGUF file or a local folder that cannot be a model, before anything is read."""
     if is_gguf(name):
         raise ModelError(f"{name} is a GGUF file, from which only language models are read: give a folder or hub name.")
     folder = Path(name)
@@ -148,17 +145,15 @@ def check_folder(name: str) -> None:
 
 
 def check_tokenizer(name: str, own_files: Iterable[str] = ()) -> None:
-    """Raise ModelError if a local folder has no tokenizer, neither a usual file nor one of `own_files`: transformers
-    would create an empty one."""
+    """Raise ModelError if a local folder has no tokenizer file: transformers would make an empty tokenizer."""
     folder, files = Path(name), dict.fromkeys((*_TOKENIZER_FILES, *own_files))
     if folder.is_dir() and not any((folder / file).is_file() for file in files):
         raise ModelError(f"{name} has no tokenizer: none of {', '.join(files)}.")
 
 
 def load_checkpoint(name: str, source: Mapping[str, Any], **options: Any) -> "PreTrainedModel":
-    """The causal language model in a folder, in a GGUF file or on the hub; a multimodal model is loaded whole. Raises
-    ModelError if it is an encoder-decoder, or if weights are missing or have another shape, since transformers would
-    fill them with random numbers."""
+    """The causal language model in a folder, in a GGUF file or on the hub; a multimodal model is loaded whole.
+    ModelError if it is an encoder-decoder, or if weights are missing or have another shape: they would be random."""
     if is_gguf(name):
         from ralm.lm.local.gguf_model import load_gguf
 
@@ -205,8 +200,7 @@ def check_source(name: str, source: Mapping[str, Any]) -> None:
 
 
 def quantised(name: str, bits: Literal["8bit", "4bit"]) -> dict[str, Any]:
-    """The arguments of `from_pretrained` for quantised weights; MissingExtraError without the extra `quantised`,
-    UsageError for a GGUF file."""
+    """The arguments of `from_pretrained` for quantised weights; UsageError for a GGUF file."""
     if is_gguf(name):
         raise UsageError(f"the weights of {name} are dequantised to `dtype`: leave out `quantised`.")
     with extra("quantised", "quantised weights need", ("bitsandbytes",)):
@@ -218,11 +212,8 @@ def quantised(name: str, bits: Literal["8bit", "4bit"]) -> dict[str, Any]:
 
 
 def with_adapter(model: "PreTrainedModel", adapter: str, *, merge: bool) -> "PreTrainedModel":
-    """A model with a PEFT adapter; `merge` adds it to the weights.
-
-    Raises MissingExtraError without the extra `adapters`, ModelError if the adapter cannot be loaded, or is of a kind
-    that adds tokens to the prompt instead of changing layers.
-    """
+    """A model with a PEFT adapter; `merge` adds it to the weights. ModelError if it cannot be loaded, or adds tokens to
+    the prompt instead of changing layers."""
     with extra("adapters", "adapters need", ("peft",)):
         import peft
     with loading_errors("adapter", adapter), whole_loading(adapter, lambda _: False), warnings.catch_warnings():
@@ -245,13 +236,8 @@ _IRRELEVANT_SETTINGS: Final = {"architectures", "dtype", "id2label", "label2id",
 
 
 def weights_fingerprint(model: "PreTrainedModel") -> str:
-    """A short hash of the names, shapes, number formats and values of all weights in memory.
-
-    Of a tensor of more than 65,536 numbers it reads 64 blocks of 1,024, evenly spread from the first number to the
-    last. They change with training, merging or quantising; a change of a few rows between two blocks is not detected.
-    Of weights that stay on disk while the model runs, only names and shapes are hashed. The same weights in another
-    number format have another hash.
-    """
+    """A short hash of the names, shapes, number formats and values of all weights in memory; of a large tensor only 64
+    evenly spread blocks of 1,024 numbers are read. Training, merging and quantising change them."""
     import torch
 
     digest = hashlib.sha256()

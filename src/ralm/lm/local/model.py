@@ -54,8 +54,8 @@ class LocalLanguageModel:
 
     @cached_property
     def config(self) -> dict[str, JsonValue]:
-        """The model's name, size, number format, device, and the fingerprints of its weights, settings and tokenizer,
-        as they are when it is first read; and the options of loading, if some were given."""
+        """Its name, size, format, device and options of loading, and fingerprints of weights, settings and
+        tokenizer."""
         return {
             "name": self.name,
             "parameters": self.model.num_parameters(),
@@ -76,8 +76,7 @@ class LocalLanguageModel:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """The ids that end a text: the tokenizer's end-of-text token, the one with which its chat template ends a turn,
-        and those of the generation settings."""
+        """The ids that end a text, by the tokenizer, its chat template and the generation settings."""
         settings = self.model.generation_config
         own = settings.eos_token_id if settings is not None else None
         tokens = [*(own if isinstance(own, list) else [own]), self.tokenizer.end_token, self.tokenizer.turn_end]
@@ -113,8 +112,7 @@ class LocalLanguageModel:
 
 
 def load_transformers_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
-    """A causal language model by hub name, folder or GGUF file, ready to score and generate; raises what
-    `load_language_model` raises."""
+    """A causal language model by hub name, folder or GGUF file; raises what `load_language_model` raises."""
     options = options or ModelOptions()
     if not is_gguf(name):
         loading.check_folder(name)

@@ -51,12 +51,8 @@ def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
 
 
 def choose_decoder(logits: engine.TargetLogits, max_length: int) -> type[LocalDecoder]:
-    """The fastest decoder with the same probabilities as reading texts whole: from cached rows of keys and values, from
-    the state that the model returns, or without a cache, which is logged as a warning.
-
-    A model that caches keys and values and nothing else, but cannot be called with our rows, does not fit this version
-    of transformers: LibraryWarning, and no cache.
-    """
+    """The fastest decoder with the same probabilities as reading texts whole; one without a cache is logged as a
+    warning. LibraryWarning if a model that caches keys and values alone cannot be called with our rows."""
     kind = logits.model.config.model_type
     try:
         if can_cache_rows(logits, max_length):
@@ -86,11 +82,8 @@ def choose_decoder(logits: engine.TargetLogits, max_length: int) -> type[LocalDe
 
 
 def can_cache_rows(logits: engine.TargetLogits, max_length: int) -> bool:
-    """Whether a model can continue from cached keys and values with the same probabilities as from the whole text.
-
-    Texts that grow, change, are scored, and have different lengths are tried. The results differ for models that keep
-    another kind of state, such as state-space models, or that count positions by columns.
-    """
+    """Whether a model continues texts that grow, change and are scored from cached keys and values with the same
+    probabilities as from the whole; not so with another state, or positions that are counted by columns."""
     if max_length < _LENGTH:
         return False
     first = _probe_texts(logits.model, [4, 6, 2], seed=0)

@@ -32,8 +32,7 @@ class _Batch:
 
 
 class StateDecoder(LocalDecoder):
-    """Texts of at most `max_length` tokens, with the model's state after each; several new ones of one length are read
-    in batches of `tokens_per_batch` tokens."""
+    """Texts with the model's state after each; several new ones of one length are read in one batch."""
 
     together: ClassVar = True
     """Whether texts share batches."""
@@ -61,8 +60,7 @@ class StateDecoder(LocalDecoder):
                 yield [same[row] for row in rows]
 
     def _continue(self, batch: _Batch, texts: Sequence[IntArray], found: dict[bytes, FloatArray]) -> _Batch:
-        """Read the texts of a batch whole, or their last tokens if it has a state; adds the distributions after them to
-        `found`."""
+        """Read the texts of a batch whole, or their last tokens after a state; adds what follows them to `found`."""
         positions = {}
         if batch.state:
             if self._logits.takes_positions:
@@ -141,8 +139,7 @@ _SIMPLE = (bool, int, float, str, type(None))
 
 
 def _values(state: Any, seen: set[int]) -> Iterator[Any]:
-    """The tensors and other values in a state, whatever lists, dictionaries and objects hold them; what is held twice
-    comes once."""
+    """The tensors and other values in a state, whatever lists, dictionaries and objects hold them, each once."""
     if isinstance(state, (*_SIMPLE, type)):
         yield state
         return

@@ -94,9 +94,7 @@ class ModelTokenizer:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The ids of `encode` (int64, N), and the first and one past the last character of each (int64, N x 2); the
-        bytes of a character share its span. ModelError if the tokens of a slow (Python) tokenizer cannot be found in
-        the text."""
+        """The ids of `encode` and the characters of each (int64, N x 2); ModelError if a slow tokenizer hides them."""
         _check_characters(text)
         return self._encode(text)
 
@@ -112,12 +110,9 @@ class ModelTokenizer:
         return np.array(ids, dtype=np.int64)
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
-        """The ids (int64, N) of a chat, up to where the model's answer begins, and the characters of the last message
-        of the user that each stands for (int64, N x 2); None without a chat template.
-
-        The ids are those of `apply_chat_template`, except that the text of a special token in a message is read as
-        text. Raises ChatError if the template rejects, leaves out or changes a message, or if none is of the user.
-        """
+        """The ids (int64, N) of a chat as `apply_chat_template` writes it, with text of special tokens in messages read
+        as text, and the characters of the last message of the user that each stands for (int64, N x 2); None without a
+        template. ChatError if the template rejects, leaves out or changes a message, or if none is of the user."""
         if not self._tokenizer.chat_template:
             return None
         last = last_of_user(messages)
@@ -150,8 +145,7 @@ class ModelTokenizer:
 
     def decode(self, tokens: IntArray) -> str:
         """The text of token ids, special tokens written out; spaces are cleaned up if the tokenizer does so by default.
-        Ids that it does not know, which a model may still generate, are skipped: slow (Python) tokenizers fail on
-        some."""
+        Unknown ids are skipped: slow (Python) tokenizers fail on some."""
         return str(self._tokenizer.decode(self._known(tokens)))
 
     def decode_words(self, tokens: IntArray) -> str:
@@ -167,11 +161,8 @@ class ModelTokenizer:
     def chat(
         self, messages: Sequence[Mapping[str, str]], *, template: str | None = None, continue_final: bool = False
     ) -> str:
-        """Messages (`role`, `content`) as one text, in the tokenizer's chat template, or in the one named `template`.
-
-        The text ends where the model's answer begins; with `continue_final`, inside the last message. Raises ModelError
-        if the tokenizer has no such template, or if the template rejects the messages.
-        """
+        """Messages (`role`, `content`) as one text, in the tokenizer's chat template or the one named `template`, up to
+        where the model's answer begins; with `continue_final`, up to the end of the last message."""
         return write_chat(
             self._tokenizer,
             [dict(one) for one in messages],
