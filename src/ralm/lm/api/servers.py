@@ -36,16 +36,11 @@ _WEIGHTS_IN_META: Final = ("n_params", "size")
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server's kind, None if it is unknown, the fields that it returns about the model, and the model's owner."""
+    """A server's kind (None: unknown) and its fields about the model; Ollama is only passed requests on."""
 
     kind: ServerKind | None
     fields: JsonObject
-    owner: str
-
-    @property
-    def is_ollama(self) -> bool:
-        """Whether it is Ollama, which is only passed requests on."""
-        return self.owner == _OLLAMA
+    is_ollama: bool = False
 
     @property
     def length(self) -> int | None:
@@ -94,8 +89,8 @@ def detect_server(client: Client) -> ServerInfo:
             if not entry:
                 names = ", ".join(str(one.get("id")) for one in models)
                 raise ServerError(f"{client.endpoint.url} has no model {client.endpoint.model}; it has {names}.", 404)
-            return ServerInfo(kind, entry, owner)
+            return ServerInfo(kind, entry)
         if kind.own_path and client.endpoint.is_url and "model_path" in (fields := get_or_empty(client, kind.own_path)):
             lengths: JsonObject = {name: entry[name] for name in _LENGTHS if name in entry}
-            return ServerInfo(kind, {**fields, **lengths}, owner)
-    return ServerInfo(None, entry, owner)
+            return ServerInfo(kind, {**fields, **lengths})
+    return ServerInfo(None, entry, is_ollama=owner == _OLLAMA)

@@ -74,8 +74,7 @@ _FORWARD_PASS: Final = _ForwardPass()
 
 
 class TargetLogits:
-    """A model whose logits are computed at target positions alone; other uses of it and other threads are
-    unaffected."""
+    """A model whose logits are computed at target positions alone; other uses of it are unaffected."""
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         head = model.get_output_embeddings()
@@ -173,8 +172,7 @@ class TargetLogits:
 
     @staticmethod
     def _of_targets(logits: torch.Tensor, targets: _TargetPositions) -> torch.Tensor:
-        """The logits (P, V) of the target positions; of all, if the model does not call its output layer in the usual
-        way."""
+        """The logits (P, V) of the target positions; of all, if the model calls its output layer in another way."""
         if targets.states_1PH is None or logits.shape[:2] != (1, min(targets.at_once, len(targets.row_P))):
             return targets.of(logits)
         return logits[0]
