@@ -57,7 +57,7 @@ class WithDefaults:
         self.__dict__.update({name: getattr(tokenizer, name) for name in names if hasattr(tokenizer, name)})
 
     def token_of(self, _: str) -> int | None:
-        """None."""
+        """Return None, as for a text that is no token."""
         return None
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
@@ -77,7 +77,7 @@ class WithDefaults:
         return np.concatenate([special.before, self.encode(text)[:room], special.after])[:max_tokens]
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:  # noqa: ARG002
-        """None."""
+        """Return None, as without a chat template."""
         return None
 
 
