@@ -168,7 +168,10 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
         with_duplicates=with_duplicates,
         near_duplicates=max(0.0, 1 - gain.gain / with_duplicates.gain) if with_duplicates.low > 0 else None,
         needed=gain.needed(held_out.most) if verdict == "open" else None,
-        readings=_readings(measured, options.seed),
+        readings={
+            name: _mean_gain([one.gains.get(name, (0.0, 0)) for one in measured], options.seed)
+            for name in dict.fromkeys(name for one in measured for name in one.gains)
+        },
         overlaps=_overlaps(measured),
         kinds=_parts([one.kinds for one in measured], sum(one.gains[FIRST][1] for one in measured), options.seed),
         metadata=_by_metadata(measured, options.seed),
@@ -224,14 +227,8 @@ def _sums(measured: Sequence[MeasuredUnit], name: str) -> tuple[DoubleArray, Dou
 def _mean_gain(pairs: Sequence[Sum], seed: int) -> HeldOutGain:
     """The mean gain of units that have tokens, with the interval of a bootstrap over units."""
     there = [pair for pair in pairs if pair[1]]
-    sums_U1 = np.array([[nats] for nats, _ in there])
-    [gain] = held_out_gains(sums_U1, np.array([tokens for _, tokens in there]), np.arange(len(there)), seed)
-    return gain
-
-
-def _readings(measured: Sequence[MeasuredUnit], seed: int) -> dict[str, HeldOutGain]:
-    names = dict.fromkeys(name for one in measured for name in one.gains)
-    return {name: _mean_gain([one.gains.get(name, (0.0, 0)) for one in measured], seed) for name in names}
+    sums_U, tokens_U = np.array([nats for nats, _ in there]), np.array([tokens for _, tokens in there])
+    return held_out_gains({"gain": sums_U}, tokens_U, np.arange(len(there)), seed)["gain"]
 
 
 def _parts(kinds: Sequence[Mapping[str, Sum]], total: int, seed: int) -> list[GainPart]:

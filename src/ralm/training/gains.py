@@ -3,12 +3,13 @@
 Letters of shapes: E examples, K candidates, T tokens of a continuation, R readings.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow.compute as pc
+from pydantic import JsonValue
 
 from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
 from ralm.reading.mixture import mix, similarity_log_weights
@@ -29,55 +30,27 @@ class HeldOutGain:
     high: float
 
 
-def held_out_gains(gains_ER: DoubleArray, tokens_E: IntArray, document_E: IntArray, seed: int) -> Sequence[HeldOutGain]:
-    """The gain of each reading, given the nats that it gains on each example, the tokens of the example, and the number
-    of its document (from 0)."""
-    sums_UR, counts_U = sums_of_units(gains_ER, document_E), np.bincount(document_E, tokens_E)
+def held_out_gains(
+    gains: Mapping[str, DoubleArray], tokens_E: IntArray, documents_E: Sequence[str] | IntArray, seed: int = 0
+) -> dict[str, HeldOutGain]:
+    """Return the gain of each reading by its name, from the nats that it gains on each example, the tokens of the
+    examples, and the documents that they are from; 0 without examples."""
+    if not len(tokens_E):
+        return dict.fromkeys(gains, HeldOutGain(gain=0.0, low=0.0, high=0.0))
+    document_E = np.unique(documents_E, return_inverse=True)[1]
+    sums_UR = sums_of_units(np.stack([*gains.values()], axis=1), document_E)
+    counts_U = np.bincount(document_E, tokens_E)
     draws_DR = bootstrap_means(sums_UR, counts_U, seed=seed)
     means = (sums_UR.sum(axis=0) / counts_U.sum()).tolist()
-    return [
-        HeldOutGain(gain=gain, low=low, high=high)
-        for gain, (low, high) in zip(means, map(interval, draws_DR.T), strict=True)
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderGains:
-    """What the passages that an encoder finds gain on held-out documents, in nats a token over no passage: its first
-    candidate, and the ensemble of all at the temperature that is best for other held-out documents; before the training
-    and after it. The changes are paired."""
-
-    examples: int
-    documents: int
-    temperature_before: float
-    temperature: float
-    first_before: HeldOutGain
-    first: HeldOutGain
-    first_change: HeldOutGain
-    ensemble_before: HeldOutGain
-    ensemble: HeldOutGain
-    ensemble_change: HeldOutGain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerankerGains:
-    """What the choice of a reranker gains on held-out documents, in nats a token: the retriever's first candidate over
-    no passage (`first`); over this first one, the choice `before` the training, by what is known without it, the choice
-    after it (`chosen`), and the `best` candidate; and the choice after over the one before (`change`)."""
-
-    examples: int
-    documents: int
-    first: HeldOutGain
-    before: HeldOutGain
-    chosen: HeldOutGain
-    best: HeldOutGain
-    change: HeldOutGain
+    return {
+        name: HeldOutGain(gain=gain, low=low, high=high)
+        for name, gain, (low, high) in zip(gains, means, map(interval, draws_DR.T), strict=True)
+    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadCandidates:
-    """The log-probabilities of continuations after each candidate (E x K x T), and an encoder's scores (E x K; -inf
-    where there is no candidate), float64."""
+    """Log-probabilities of continuations after candidates (E x K x T) and scores (E x K; -inf is padding), float64."""
 
     log_probs_EKT: DoubleArray
     scores_EK: DoubleArray
@@ -121,43 +94,48 @@ def encoder_gains(
     tokens_E: IntArray,
     documents: Sequence[str],
     chosen: int,
-) -> EncoderGains | None:
-    """The gains of an encoder before and after its training, given the log-probabilities without a passage too. The
-    first `chosen` examples choose temperatures, the others are tested; None if these are of one document."""
-    document_E = np.unique(documents[chosen:], return_inverse=True)[1]
-    if not chosen or len(set(document_E.tolist())) < 2:
+) -> dict[str, JsonValue] | None:
+    """Return what the passages that an encoder finds gain over no passage, before its training and after it, and the
+    change: its `first` candidate, and the `ensemble` of all. The first `chosen` examples choose temperatures, the
+    others are tested; None if these are of one document."""
+    tested = documents[chosen:]
+    if not chosen or len({*tested}) < 2:
         return None
     temperatures = [one.best_temperature(chosen) for one in (before, after)]
-    readings = [before.first_ET(), after.first_ET()]
-    readings += [one.ensemble_ET(temperature) for one, temperature in zip((before, after), temperatures, strict=True)]
-    gains_ER = np.stack([(one - alone_ET)[chosen:].sum(axis=1) for one in readings], axis=1)
-    changes_ER = gains_ER[:, [1, 3]] - gains_ER[:, [0, 2]]
-    gains = held_out_gains(np.hstack([gains_ER, changes_ER]), tokens_E[chosen:], document_E, 0)
-    names = ("first_before", "first", "ensemble_before", "ensemble", "first_change", "ensemble_change")
-    return EncoderGains(
-        examples=len(document_E),
-        documents=int(document_E.max()) + 1,
-        temperature_before=temperatures[0],
-        temperature=temperatures[1],
-        **dict(zip(names, gains, strict=True)),
-    )
+    ensembles = (one.ensemble_ET(temperature) for one, temperature in zip((before, after), temperatures, strict=True))
+    gained: dict[str, DoubleArray] = {}
+    for name, readings in {"first": (before.first_ET(), after.first_ET()), "ensemble": ensembles}.items():
+        old_E, new_E = ((read_ET - alone_ET)[chosen:].sum(axis=1) for read_ET in readings)
+        gained |= {f"{name}_before": old_E, name: new_E, f"{name}_change": new_E - old_E}
+    return _as_json(gained, tokens_E[chosen:], tested, temperature_before=temperatures[0], temperature=temperatures[1])
 
 
 def reranker_gains(
     signals: Signals, examples_E: IntArray, before_E: IntArray, chosen_E: IntArray
-) -> RerankerGains | None:
-    """The gains of the candidates of examples, by their columns, that are chosen before a training and after it; None
-    if the examples are of fewer than two documents."""
-    document_E = np.unique([signals.documents_E[example] for example in examples_E.tolist()], return_inverse=True)[1]
-    if len(set(document_E.tolist())) < 2:
+) -> dict[str, JsonValue] | None:
+    """Return what the candidates gain that are chosen (by their columns) before a training and after it (`chosen`) over
+    the `first` one, which is compared with no passage, and the `best`; None if the examples are of one document."""
+    documents = [signals.documents_E[example] for example in examples_E.tolist()]
+    if len({*documents}) < 2:
         return None
     log_probs_EK, rows_E = signals.log_probs_EK[examples_E], np.arange(len(examples_E))
     first_E, old_E, new_E = log_probs_EK[:, 0], log_probs_EK[rows_E, before_E], log_probs_EK[rows_E, chosen_E]
-    gains = [first_E - signals.baseline_E[examples_E], old_E - first_E, new_E - first_E]
-    gains += [log_probs_EK.max(axis=1) - first_E, new_E - old_E]
-    read = held_out_gains(np.stack(gains, axis=1), signals.tokens_E[examples_E], document_E, 0)
-    named = dict(zip(("first", "before", "chosen", "best", "change"), read, strict=True))
-    return RerankerGains(examples=len(examples_E), documents=int(document_E.max()) + 1, **named)
+    gained = {
+        "first": first_E - signals.baseline_E[examples_E],
+        "before": old_E - first_E,
+        "chosen": new_E - first_E,
+        "best": log_probs_EK.max(axis=1) - first_E,
+        "change": new_E - old_E,
+    }
+    return _as_json(gained, signals.tokens_E[examples_E], documents)
+
+
+def _as_json(
+    gained: Mapping[str, DoubleArray], tokens_E: IntArray, documents: Sequence[str], **more: float
+) -> dict[str, JsonValue]:
+    gains = held_out_gains(gained, tokens_E, documents)
+    counts = {"examples": len(documents), "documents": len({*documents})}
+    return {**counts, **more, **{name: asdict(gain) for name, gain in gains.items()}}
 
 
 def token_log_probs(signals: Signals, examples_E: IntArray) -> tuple[DoubleArray, DoubleArray]:

@@ -249,12 +249,9 @@ class CandidateOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The outcome of a training, written to the folder `out`.
-
-    `steps` were done, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
-    losses.csv. `held_out`: what the training gained on held-out documents, with the fields of `EncoderGains` or
-    `RerankerGains`; None if too few were held out.
-    """
+    """The outcome of a training, written to the folder `out`: `steps` were done, and the weights after `best_step` were
+    kept. `losses`: a row for each evaluation, as in losses.csv. `held_out`: what the training gained on held-out
+    documents, by `encoder_gains` or `reranker_gains` of `ralm.training.gains`; None if too few were held out."""
 
     out: Path
     steps: int

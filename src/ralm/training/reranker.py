@@ -21,10 +21,8 @@ RERANKER_KIND: Final = FolderKind("reranker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedReranker(Trained):
-    """The outcome of a training of a reranker.
-
-    `rank_weight` and `likelihood` (its weight and decay; None if it does not count) were fitted before.
-    """
+    """The outcome of a training of a reranker, with the `rank_weight` and the `likelihood` (its weight and decay; None
+    if it does not count) that were fitted before."""
 
     rank_weight: float
     likelihood: dict[str, JsonValue] | None
@@ -79,8 +77,7 @@ def train_reranker(
         before_E = trainable.choices(tested_E)
 
         def results() -> dict[str, JsonValue]:
-            gains = reranker_gains(signals, tested_E, before_E, trainable.choices(tested_E))
-            return {"held_out": None if gains is None else asdict(gains)}
+            return {"held_out": reranker_gains(signals, tested_E, before_E, trainable.choices(tested_E))}
 
         trained = loop.train(
             trainable, out, RERANKER_KIND, config, training_E, development_E, options, results=results, force=force

@@ -44,11 +44,8 @@ _ADVICE: Final = "begin from the encoder that made the vectors, or from a query 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedRetriever(Trained):
-    """The outcome of a training of encoders.
-
-    `refreshes`: for each time that the passages were encoded again, the step, and the share of the hits that stayed
-    (`overlap`).
-    """
+    """The outcome of a training of encoders. `refreshes`: for each time that the passages were encoded again, the step,
+    and the share of the hits that stayed (`overlap`)."""
 
     refreshes: Sequence[JsonValue] = ()
 
@@ -105,7 +102,7 @@ def train_query_encoder(
             documents = [signals.documents_E[example] for example in read_E.tolist()]
             tokens_E = signals.tokens_E[read_E]
             gains = encoder_gains(alone_ET, before, after, tokens_E, documents, len(development_E))
-            return {TRAINED_FOR: chosen.passage_fingerprint, "held_out": None if gains is None else asdict(gains)}
+            return {TRAINED_FOR: chosen.passage_fingerprint, "held_out": gains}
 
         trained = train(
             trainable, out, ENCODER_KIND, config, training_E, development_E, training, results=results, force=force
@@ -220,8 +217,7 @@ def train_retriever(
         documents = [examples.documents_E[example] for example in read_E.tolist()]
         tokens_E = np.full(len(read_E), alone_ET.shape[1])
         gains = encoder_gains(alone_ET, before, after, tokens_E, documents, len(development_E))
-    held_out = None if gains is None else asdict(gains)
-    return TrainedRetriever(**{**asdict(trained), "held_out": held_out}, refreshes=recorded["refreshes"])
+    return TrainedRetriever(**{**asdict(trained), "held_out": gains}, refreshes=recorded["refreshes"])
 
 
 def _query_encoder(

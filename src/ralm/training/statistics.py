@@ -3,12 +3,12 @@
 Letters of shapes: E examples, K candidates, T tokens of a continuation.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from ralm.reading.mixture import log_softmax
 from ralm.records import NO_PASSAGE, DoubleArray, IntArray
 from ralm.training.gains import HeldOutGain, held_out_gains, token_log_probs
 from ralm.training.signals import Signals
@@ -68,31 +68,19 @@ def signal_statistics(signals: Signals) -> SignalStatistics:
     gain_EK = total_EK - signals.baseline_E[used_E][:, None]
     lowest_E = np.where(there_EK, mean_EK, np.inf).min(axis=1, initial=np.inf)
     random_E = np.where(there_EK, gain_EK, 0).sum(axis=1) / np.maximum(counts_E, 1)
-    columns = (gain_EK[:, 0], random_E, gain_EK.max(axis=1, initial=-np.inf))
-    first, random, best = _gains(signals, np.flatnonzero(used_E), columns, tokens_E)
+    used = np.flatnonzero(used_E)
+    gained = {"first": gain_EK[:, 0], "random": random_E, "best": gain_EK.max(axis=1, initial=-np.inf)}
     return SignalStatistics(
         examples=int(used_E.sum()),
         single=int((~several_E).sum()),
         impossible=int((several_E & ~possible_E).sum()),
-        first=first,
-        random=random,
-        best=best,
+        **held_out_gains(gained, tokens_E, [signals.documents_E[example] for example in used.tolist()]),
         no_preference=int((mean_EK.max(axis=1, initial=-np.inf) - lowest_E < _NO_PREFERENCE).sum()),
         entropies={str(beta): _entropy(mean_EK / beta) for beta in BETAS},
         paper_entropies={str(beta): _entropy(np.where(there_EK, np.exp(total_EK), -np.inf) / beta) for beta in BETAS},
         uniform=float(np.log(np.maximum(counts_E, 1)).mean()) if used_E.any() else 0.0,
-        halves=_half_gains(signals, np.flatnonzero(used_E)),
+        halves=_half_gains(signals, used),
     )
-
-
-def _gains(
-    signals: Signals, examples_E: IntArray, columns: Sequence[DoubleArray], tokens_E: IntArray
-) -> Sequence[HeldOutGain]:
-    """The mean of each column of gains of some examples, of which so many tokens count; 0 without examples."""
-    if not len(examples_E):
-        return [HeldOutGain(gain=0.0, low=0.0, high=0.0)] * len(columns)
-    document_E = np.unique(np.array(signals.documents_E)[examples_E], return_inverse=True)[1]
-    return held_out_gains(np.stack(columns, axis=1), tokens_E, document_E, 0)
 
 
 def _half_gains(signals: Signals, examples_E: IntArray) -> HalfGains | None:
@@ -107,21 +95,15 @@ def _half_gains(signals: Signals, examples_E: IntArray) -> HalfGains | None:
     late_EK = np.where(there_EK, log_probs_EKT.sum(axis=2, where=~is_early_ET[:, None]), -np.inf)
     late_EK -= alone_ET.sum(axis=1, where=~is_early_ET)[:, None]
     attained_E = np.take_along_axis(late_EK, early_EK.argmax(axis=1)[:, None], axis=1)[:, 0]
-    columns = (late_EK[:, 0], attained_E, late_EK.max(axis=1))
-    first, attainable, best = _gains(signals, examples_E, columns, tokens_E - tokens_E // 2)
-    return HalfGains(first=first, attainable=attainable, best=best)
+    gained = {"first": late_EK[:, 0], "attainable": attained_E, "best": late_EK.max(axis=1)}
+    documents = [signals.documents_E[example] for example in examples_E.tolist()]
+    return HalfGains(**held_out_gains(gained, tokens_E - tokens_E // 2, documents))
 
 
 def _entropy(logits_EK: DoubleArray) -> float:
     """The mean entropy of softmax over each row; -inf is padding."""
     if not len(logits_EK):
         return 0.0
-    q_EK = _softmax(logits_EK)
-    terms_EK = q_EK * np.log(np.where(q_EK > 0, q_EK, 1))
+    log_q_EK = log_softmax(logits_EK)
+    terms_EK = np.exp(log_q_EK) * np.where(np.isneginf(log_q_EK), 0, log_q_EK)
     return float(-terms_EK.sum(axis=1).mean())
-
-
-def _softmax(logits_EK: DoubleArray) -> DoubleArray:
-    """Softmax of each row; -inf is padding."""
-    powers_EK = np.exp(logits_EK - logits_EK.max(axis=1, keepdims=True))
-    return powers_EK / powers_EK.sum(axis=1, keepdims=True)
