@@ -115,7 +115,7 @@ def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[i
     """Have the disk be full once, when a third part is to be measured; returns where measured parts begin."""
     measured: list[int] = []
     failed: list[int] = []
-    measure = signal_writer._TextSource.measure
+    measure = signal_writer._Job.measure
 
     def measuring(source: Any, sampled: pa.Table) -> pa.Table:
         first = sampled["example"][0].as_py()
@@ -125,7 +125,7 @@ def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[i
         measured.append(first)
         return measure(source, sampled)
 
-    monkeypatch.setattr(signal_writer._TextSource, "measure", measuring)
+    monkeypatch.setattr(signal_writer._Job, "measure", measuring)
     return measured
 
 

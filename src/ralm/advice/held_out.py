@@ -21,7 +21,7 @@ from ralm.protocols import Tokenizer
 from ralm.records import Document
 from ralm.retrieval.expansion import ExpandedPassages
 from ralm.retrieval.index import Index
-from ralm.training.examples import Example, sample_examples
+from ralm.training.examples import Example, queries_of, sample_examples
 from ralm.training.options import ExampleOptions
 
 SEQUENCE: Final = 256
@@ -106,19 +106,13 @@ def held_out_documents(index: Index, tokenizer: Tokenizer, options: WorthOptions
 
 def held_out_texts(found: Iterable[Document], name: str, tokenizer: Tokenizer, options: WorthOptions) -> HeldOut:
     """Documents of a text, in random order; blocks of 512 tokens if it has too few."""
-    documents = _documents_or_blocks(found, tokenizer, options.most)
+    documents = [(one, one.text) for one in found if one.text.strip()]
+    if len(documents) < options.most:
+        documents = [(block, one.text) for one, _ in documents for block in _blocks(one, tokenizer)]
     order = np.random.default_rng(options.seed).permutation(len(documents))
     shuffled = (documents[place] for place in order.tolist())
     units = (_unit_of_document(one, whole, tokenizer, options) for one, whole in shuffled)
     return HeldOut("documents", name, min(options.most, len(documents)), units)
-
-
-def _documents_or_blocks(found: Iterable[Document], tokenizer: Tokenizer, most: int) -> list[tuple[Document, str]]:
-    """Return the documents, or blocks of 512 tokens if they are too few; each with the text of the whole document."""
-    documents = [(one, one.text) for one in found if one.text.strip()]
-    if len(documents) >= most:
-        return documents
-    return [(block, one.text) for one, _ in documents for block in _blocks(one, tokenizer)]
 
 
 def _blocks(document: Document, tokenizer: Tokenizer) -> list[Document]:
@@ -159,7 +153,7 @@ def _unit_of_document(document: Document, whole: str, tokenizer: Tokenizer, opti
         examples = sample_examples([document], tokenizer, sampling)
     except TextError:
         return None
-    queries = [tokenizer.decode(one.prefix[-sampling.query_tokens :]) for one in examples]
+    queries = queries_of(examples, tokenizer, sampling.query_tokens)
     return _unit(document.id, whole, examples, queries, document.metadata)
 
 

@@ -61,7 +61,7 @@ def worth_command(
     from ralm.cli.output import write_page
     from ralm.pipeline import open_pipeline
     from ralm.storage.outputs import check_output_file
-    from ralm.training.examples import begins_with_source
+    from ralm.training.examples import read_training_text
 
     if html is not None:
         check_output_file(html, force)
@@ -72,8 +72,7 @@ def worth_command(
             asked = ralm.read_questions(questions)
             measured = held_out.held_out_questions(asked, str(questions), tokenizer, measuring)
         elif text:
-            named = begins_with_source(index, text)  # so that a document of the text knows itself in the corpus
-            documents = ralm.read_documents(text, fields, source_in_ids=named)
+            documents = read_training_text(index, text, fields)
             measured = held_out.held_out_texts(documents, ", ".join(text), tokenizer, measuring)
         else:
             measured = held_out.held_out_documents(index, tokenizer, measuring)

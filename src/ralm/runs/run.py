@@ -103,7 +103,7 @@ def damage_errors(path: Path, remedy: str = "score the text again") -> Iterator[
     """Turn errors of reading a damaged file into a DamagedFolderError with a remedy."""
     try:
         yield
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+    except (OSError, ValueError, LookupError, RecursionError, pa.ArrowException) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DamagedFolderError(f"{path} is damaged: {reason}; {remedy}, or restore it from a copy.") from error
 

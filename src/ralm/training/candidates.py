@@ -16,7 +16,6 @@ from pydantic import JsonValue
 
 from ralm.corpus.decontamination import NGRAM, run_hash, runs_of, words_of
 from ralm.corpus.documents import Fields
-from ralm.corpus.sources import read_documents
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
@@ -24,7 +23,7 @@ from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray, Passages, Request
 from ralm.retrieval.index import Index, open_index
 from ralm.terminal import track
-from ralm.training.examples import Example, begins_with_source, queries_of, sample_examples, text_config
+from ralm.training.examples import Example, queries_of, read_training_text, sample_examples, text_config
 from ralm.training.gains import ReadCandidates
 from ralm.training.options import CandidateOptions, ExampleOptions, LSROptions
 from ralm.validation import config_of, retrieve_checked
@@ -42,12 +41,7 @@ def find_candidates(
     *,
     exclude: bool,
 ) -> Hits:
-    """The k best passages for each example; with `exclude`, only those that do not give its continuation away.
-
-    Hits that are skipped are replaced by further hits of the retriever, until there are k or it has no more. Raises
-    PartError if it does not give valid hits, UsageError if a passage has no document id, so that nobody can tell
-    whether it is of the example's own document.
-    """
+    """Return the k best passages for each example; with `exclude`, without those that give its continuation away."""
     if not exclude:
         return retrieve_checked(retriever, queries, k, len(passages))
 
@@ -85,12 +79,8 @@ def score_candidates(
     documents: PassageDocuments,
     scorer: Scorer,
 ) -> list[list[FloatArray]]:
-    """For each example, the log-probabilities (float32, T) of its continuation after each of the passages that are
-    listed for it, `NO_PASSAGE` for none.
-
-    The model reads [passage; prefix; continuation]. Examples of one sequence share passes. Raises ModelError if the
-    model does not give log-probabilities.
-    """
+    """Return the log-probabilities (float32, T) of each example's continuation after each of the passages listed for it
+    (`NO_PASSAGE` for none): the model reads [passage; prefix; continuation]."""
     requests = [
         Request(document=documents[number], context=one.prefix, targets=one.continuation)
         for one, numbers in zip(examples, numbers_of, strict=True)
@@ -140,8 +130,8 @@ class OnlineExamples:
             "candidates": asdict(self.reading),
             "text": text_config(sources, fields, skip_bad=skip_bad),
         }
-        documents = read_documents(sources, fields, skip_bad=skip_bad, source_in_ids=begins_with_source(index, sources))
-        self._examples = sample_examples(track(documents, "Reading"), model.tokenizer, self.options)
+        documents = track(read_training_text(index, sources, fields, skip_bad=skip_bad), "Reading")
+        self._examples = sample_examples(documents, model.tokenizer, self.options)
         self.documents_E: Sequence[str] = [one.document_id for one in self._examples]
 
     def queries(self, examples_B: IntArray) -> Sequence[str]:

@@ -11,7 +11,7 @@ import heapq
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from pydantic import JsonValue
 
 from ralm.corpus.decontamination import NGRAM, run_hash, runs_of
 from ralm.corpus.documents import Fields
-from ralm.corpus.sources import fingerprint_of
+from ralm.corpus.sources import fingerprint_of, read_documents
 from ralm.errors import TextError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import FullTokenizer, Tokenizer
@@ -61,11 +61,8 @@ EXAMPLE_SCHEMA: Final = pa.schema(
 
 
 def sample_examples(documents: Iterable[Document], tokenizer: Tokenizer, options: ExampleOptions) -> list[Example]:
-    """Examples from randomly chosen sequences of the documents, in the order of the text; the same for equal documents,
-    tokenizer and options.
-
-    There are fewer than `options.examples` if the text has no more. Raises TextError if it has none.
-    """
+    """Return examples from randomly chosen sequences of the documents, in the order of the text: the same for equal
+    documents, tokenizer and options, and fewer if the text has no more; TextError if it has none."""
     tokenizer = full_tokenizer(tokenizer)
     random = np.random.default_rng(options.seed)
     chosen: list[tuple[float, int, list[Example]]] = []
@@ -75,7 +72,7 @@ def sample_examples(documents: Iterable[Document], tokenizer: Tokenizer, options
     for number, sequence in enumerate(sequences, start=1):
         key = -float(random.random())
         if count < wanted or key > chosen[0][0]:
-            examples = _examples(sequence, options, number)
+            examples = _examples(*sequence, options, number)
             heapq.heappush(chosen, (key, number, examples))
             count += len(examples)
             while count - len(chosen[0][2]) >= wanted:
@@ -136,35 +133,31 @@ def text_config(sources: Sequence[str], fields: Fields | None, *, skip_bad: bool
     }
 
 
-def begins_with_source(index: Index, sources: Sequence[str]) -> bool:
-    """Whether ids of documents begin with their source: as in the index, so that an example's own document is
-    recognised there."""
+def read_training_text(
+    index: Index, sources: Sequence[str], fields: Fields | None, *, skip_bad: bool = False
+) -> Iterator[Document]:
+    """The documents of sources, with ids as in the index, so that an example's own document is recognised there."""
     built_of = index.manifest.settings.get("sources")
-    return len(built_of) > 1 if isinstance(built_of, list) else len(sources) > 1
+    several = len(built_of if isinstance(built_of, list) else sources) > 1
+    return read_documents(sources, fields, skip_bad=skip_bad, source_in_ids=several)
 
 
-class _Sequence(NamedTuple):
-    """Consecutive tokens (int64, N) of a document, from token `begin` on, and their spans (int64, N x 2)."""
-
-    document: Document
-    begin: int
-    tokens: IntArray
-    spans_N2: IntArray
-
-
-def _sequences(document: Document, tokenizer: FullTokenizer, options: ExampleOptions) -> Iterator[_Sequence]:
-    """The sequences of a document that are long enough."""
+def _sequences(
+    document: Document, tokenizer: FullTokenizer, options: ExampleOptions
+) -> Iterator[tuple[Document, int, IntArray, IntArray]]:
+    """The sequences of a document that are long enough: their first tokens, ids (int64, N) and spans (int64, N x 2)."""
     size = options.sequence_tokens
     tokens, spans_N2 = tokenizer.encode_with_spans(document.text)
     for begin in range(0, len(tokens), size):
-        sequence = _Sequence(document, begin, tokens[begin : begin + size], spans_N2[begin : begin + size])
-        if len(sequence.tokens) >= min(size, options.prefix_tokens + options.continuation_tokens):
-            yield sequence
+        own = tokens[begin : begin + size]
+        if len(own) >= min(size, options.prefix_tokens + options.continuation_tokens):
+            yield document, begin, own, spans_N2[begin : begin + size]
 
 
-def _examples(sequence: _Sequence, options: ExampleOptions, number: int) -> list[Example]:
+def _examples(
+    document: Document, begin: int, tokens: IntArray, spans_N2: IntArray, options: ExampleOptions, number: int
+) -> list[Example]:
     """Examples at consecutive places of a sequence, from a random one on: neighbours share many candidates."""
-    document, begin, tokens, spans_N2 = sequence
     length = options.continuation_tokens
     places = np.arange(options.prefix_tokens, len(tokens) - length + 1, length)
     if len(places) > options.per_sequence:

@@ -9,7 +9,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,12 +20,11 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.corpus.documents import Fields
-from ralm.corpus.sources import read_documents
-from ralm.errors import DamagedFolderError, FolderError, WorkerError
+from ralm.errors import FolderError, WorkerError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
 from ralm.reading.tokens import PassageDocuments
-from ralm.records import NO_PASSAGE
+from ralm.records import NO_PASSAGE, Document
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
 from ralm.runs import resume, run
@@ -39,8 +38,8 @@ from ralm.training.candidates import check_fits, find_candidates, score_candidat
 from ralm.training.examples import (
     EXAMPLE_SCHEMA,
     as_table,
-    begins_with_source,
     from_table,
+    read_training_text,
     sample_examples,
     text_config,
 )
@@ -83,7 +82,6 @@ def make_signals(
     check_fits(model, options.sequence_tokens, candidates.document_tokens)
     index = index if isinstance(index, Index) else open_index(index)
     retriever = retriever or open_retriever(index)
-    source = _TextSource(sources, fields, skip_bad, index, retriever, model, options, candidates)
     config: dict[str, JsonValue] = {
         "index": index.fingerprint,
         "retriever": config_of(retriever, "retriever"),
@@ -92,7 +90,8 @@ def make_signals(
         "candidates": asdict(candidates),
         "text": text_config(sources, fields, skip_bad=skip_bad),
     }
-    job = _Job(output_path(Path(out)), config, source)
+    documents = track(read_training_text(index, sources, fields, skip_bad=skip_bad), "Reading")
+    job = _Job(output_path(Path(out)), config, documents, index, retriever, model, options, candidates)
     check_output(job.out, kind=signals.SIGNALS_KIND, force=force)
     if force and not job.was_begun(force=True):
         with work_folder(job.work, job.out):  # nobody else is in it
@@ -122,12 +121,12 @@ def make_signals(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _TextSource:
-    """Examples that are sampled from training text."""
+class _Job:
+    """Signals to measure: the output, its settings, and all that measures it."""
 
-    sources: Sequence[str]
-    fields: Fields | None
-    skip_bad: bool
+    out: Path
+    config: dict[str, JsonValue]
+    documents: Iterable[Document]
     index: Index
     retriever: Retriever
     model: LanguageModel
@@ -135,9 +134,7 @@ class _TextSource:
     candidates: CandidateOptions
 
     def sample(self) -> Iterator[pa.Table]:
-        in_ids = begins_with_source(self.index, self.sources)
-        documents = read_documents(self.sources, self.fields, skip_bad=self.skip_bad, source_in_ids=in_ids)
-        examples = sample_examples(track(documents, "Reading"), self.model.tokenizer, self.options)
+        examples = sample_examples(self.documents, self.model.tokenizer, self.options)
         for first in range(0, len(examples), _PART):
             some = examples[first : first + _PART]
             yield as_table(some, first, self.model.tokenizer, self.options.query_tokens)
@@ -155,15 +152,6 @@ class _TextSource:
             for hit, log_probs in zip([(None, None), *hits.of(row)], scored[row], strict=True):
                 rows.append((number, *hit, log_probs))
         return pa.table([*zip(*rows, strict=True)], signals.CANDIDATE_SCHEMA)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Job:
-    """Signals to measure: the output, its settings, and all that measures it."""
-
-    out: Path
-    config: dict[str, JsonValue]
-    source: _TextSource
 
     @property
     def work(self) -> Path:
@@ -216,7 +204,7 @@ def _keep_examples(job: _Job) -> None:
     shutil.rmtree(job.work / _PARTS, ignore_errors=True)
     partial = job.work / f"{_SAMPLED}.partial"
     with pq.ParquetWriter(partial, EXAMPLE_SCHEMA, compression="zstd") as writer:
-        for table in job.source.sample():
+        for table in job.sample():
             writer.write_table(table)
     sync_one(partial)
     (job.work / _PARTS).mkdir()
@@ -246,7 +234,7 @@ def _measure_if_free(job: _Job, part: int, sampled: pq.ParquetFile) -> None:
     with file_lock(done.with_suffix(".lock")) as free:
         if not free or done.exists():
             return
-        table = job.source.measure(sampled.read_row_group(part))
+        table = job.measure(sampled.read_row_group(part))
         partial = done.with_suffix(".partial")
         pq.write_table(table, partial, compression="zstd")
         sync_one(partial)
@@ -256,7 +244,7 @@ def _measure_if_free(job: _Job, part: int, sampled: pq.ParquetFile) -> None:
 def _write(job: _Job, *, force: bool) -> None:
     parts = _open_sampled(job.work).num_row_groups
     settings: dict[str, JsonValue] = {
-        "config": {**job.config, signals.INDEX_PATH: path_text(job.source.index.path.resolve())},
+        "config": {**job.config, signals.INDEX_PATH: path_text(job.index.path.resolve())},
         "environment": run.environment(),
     }
     with new_folder(job.out, kind=signals.SIGNALS_KIND, force=force) as folder:
@@ -271,10 +259,8 @@ def _write(job: _Job, *, force: bool) -> None:
 
 
 def _open_sampled(work: Path) -> pq.ParquetFile:
-    try:
+    with run.damage_errors(work / _SAMPLED, f"remove {work} and run this again"):
         return pq.ParquetFile(work / _SAMPLED)
-    except (OSError, pa.ArrowException) as error:
-        raise DamagedFolderError(f"{work / _SAMPLED} is damaged; remove {work} and run this again.") from error
 
 
 def _is_whole(part: Path) -> bool:

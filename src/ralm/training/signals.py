@@ -11,8 +11,7 @@ Letters of shapes: E examples, K candidates.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -26,11 +25,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.errors import DamagedFolderError, FolderError, UsageError
+from ralm.errors import FolderError, UsageError
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
 from ralm.removed import removal_of
 from ralm.retrieval.index import Index, open_index
 from ralm.runs.resume import first_difference, flatten_settings
+from ralm.runs.run import damage_errors
 from ralm.storage.manifest import Manifest, kind_of, open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
 from ralm.training.options import TrainingOptions
@@ -40,6 +40,7 @@ EXAMPLES: Final = "examples.parquet"
 CANDIDATES: Final = "candidates"
 INDEX_PATH: Final = "index_path"
 """The key of the configuration that says where the index was."""
+_REMEDY: Final = "measure the signals again"
 _MAY_DIFFER: Final = (
     *("text.", "retriever", INDEX_PATH, "examples.examples", "examples.seed"),
     *("model.name", "model.device", "model.compiled"),
@@ -146,7 +147,7 @@ class Signals:
         """
         tables = []
         for one in self.folders:
-            with _readable(one.path):
+            with damage_errors(one.path, _REMEDY):
                 tables.append(pq.read_table(one.path / EXAMPLES, columns=[column]))
         return pa.concat_tables(tables).column(column)
 
@@ -157,7 +158,7 @@ class Signals:
         """
         tables, first = [], 0
         for one in self.folders:
-            with _readable(one.path):
+            with damage_errors(one.path, _REMEDY):
                 for name in one.candidate_files:
                     table = pq.read_table(one.path / name, schema=CANDIDATE_SCHEMA)
                     example_R = table["example"].to_numpy() + first
@@ -187,10 +188,7 @@ def split_documents(documents_E: Sequence[str], held_out: float, seed: int) -> t
 
 
 def is_signals(path: Path) -> bool:
-    """Whether a path is a folder of signals; anything that ralm did not write is not.
-
-    Raises FolderError if ralm wrote it, and it is of another kind.
-    """
+    """Return whether a path is a folder of signals; FolderError if ralm wrote a folder of another kind there."""
     try:
         kind = kind_of(path)
     except FolderError:
@@ -247,10 +245,7 @@ def _joined(parts: Sequence[Signals]) -> Signals:
 
 
 def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
-    """The index that signals were measured with: the given one, or else the folder that they name.
-
-    Raises UsageError if it is another one, or if none is given and there is none where it was.
-    """
+    """Return the index of signals, given or named by them; UsageError if it is another one, or missing."""
     if index is None:
         said = signals.config.get(INDEX_PATH)
         if not isinstance(said, str) or not Path(said).exists():
@@ -270,11 +265,8 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
 
 
 def split_with_choice(signals: Signals, options: TrainingOptions) -> tuple[IntArray, IntArray]:
-    """What `Signals.split` gives, without the examples with fewer than two candidates, which leave no choice, and those
-    in which a log-probability is -inf, so that no mean over examples would be finite.
-
-    Raises UsageError if nothing is left to train with, or to hold out although something should be.
-    """
+    """Return what `Signals.split` gives, without examples of fewer than two candidates, which leave no choice, and
+    those with a log-probability of -inf; UsageError if too few are left to train with, or to hold out."""
     used_E = signals.has_choice_E & signals.is_possible_E
     split = signals.split(options.held_out, options.seed)
     training_E, held_out_E = (part[used_E[part]] for part in split)
@@ -296,7 +288,7 @@ def _open(path: Path) -> Signals:
     folder = SignalsFolder(path, read_manifest(path, kind=SIGNALS_KIND))
     if "gold" in (folder.config.get("examples") or {}):
         raise UsageError(f"{path} holds signals of questions: {removal_of('signals --questions')}")
-    with _readable(path):
+    with damage_errors(path, _REMEDY):
         examples = pq.read_table(path / EXAMPLES, columns=["document_id", "continuation_tokens"])
         documents = examples["document_id"].to_pylist()
         candidates = pa.concat_tables([_read_totals(path / name) for name in folder.candidate_files])
@@ -328,19 +320,8 @@ def _open(path: Path) -> Signals:
     )
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn what Arrow says of a damaged file into a DamagedFolderError."""
-    try:
-        yield
-    except (OSError, ValueError, IndexError, KeyError, pa.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DamagedFolderError(f"{path} is damaged: {reason}; measure the signals again.") from error
-
-
 def _read_totals(file: Path) -> pa.Table:
-    """A table of candidates with the total log-probability (float64) and the count of tokens instead of each token's
-    log-probability."""
+    """A table of candidates with the total (float64) and count of log-probabilities in place of those of tokens."""
     table = pq.read_table(file, schema=CANDIDATE_SCHEMA)
     log_probs = table["log_probs"].combine_chunks()
     counts = np.diff(log_probs.offsets.to_numpy())
