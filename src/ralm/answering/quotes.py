@@ -13,8 +13,8 @@ Needs no log-probabilities. A quote is a run of words of the answer that stands 
 """
 
 import unicodedata
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Final, NamedTuple, TypeAlias
 
 import regex
@@ -62,9 +62,7 @@ class _Words(NamedTuple):
 
 def cited_numbers(answer: str, count: int, own: str = "") -> dict[int, list[TextSpan]]:
     """The numbers from 1 to `count` that an answer cites, as in [1] or [2, 3], each with the spans of its citations.
-
-    Those in words that stand in `own`, the prompt without passages, are copied and cite nothing.
-    """
+    Those in words that stand in `own`, the prompt without passages, are copied and cite nothing."""
     found: dict[int, list[TextSpan]] = {}
     copied = own_spans(answer, own)
     for citation in _NUMBERS.finditer(answer):
@@ -117,25 +115,12 @@ def _is_name(form: str, *texts: tuple[str, _Words]) -> bool:
 def _runs(words: Sequence[str], others: Sequence[str], least: int) -> list[tuple[int, int, int]]:
     """Common runs of at least `least` words: the longest first, then those on either side of it; each with its first
     place, one past its last, and its first place in the others; in ascending order."""
-    lengths, places = _longest(words, others)
+    matcher = SequenceMatcher(None, words, others, autojunk=False)
     parts, found = [(0, len(words))], []
     while parts:
         begin, end = parts.pop()
-        length, first = max(((min(lengths[i], end - i), -i) for i in range(begin, end)), default=(0, 0))
+        first, place, length = matcher.find_longest_match(begin, end)
         if length >= least:
-            found.append((-first, -first + length, places[-first]))
-            parts += [(begin, -first), (-first + length, end)]
+            found.append((first, first + length, place))
+            parts += [(begin, first), (first + length, end)]
     return sorted(found)
-
-
-def _longest(words: Sequence[str], others: Sequence[str]) -> tuple[list[int], list[int]]:
-    """For each word the length of the longest common run that begins there, and its first place in the others."""
-    places: Mapping[str, list[int]] = defaultdict(list)
-    for place, word in enumerate(others):
-        places[word].append(place)
-    lengths, firsts, after = [0] * len(words), [0] * len(words), dict[int, int]()
-    for place in range(len(words) - 1, -1, -1):
-        after = {there: 1 + after.get(there + 1, 0) for there in places.get(words[place], ())}
-        lengths[place] = max(after.values(), default=0)
-        firsts[place] = next((there for there, one in after.items() if one == lengths[place]), 0)
-    return lengths, firsts
