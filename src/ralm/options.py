@@ -79,6 +79,8 @@ class Option:
         texts = (text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str))
         if not all(map(is_utf8, texts)):
             raise UsageError(f"`{name}` is not UTF-8, which is required here: {value!r}.")
+        if isinstance(value, tuple) and "" in value:
+            raise UsageError(f"`{name}` must not be empty.")
         if kinds is int:
             check_count(name, value, minimum=int(self.lowest(whole=True)), maximum=int(self.maximum))
         elif kinds is float:

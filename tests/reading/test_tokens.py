@@ -261,8 +261,8 @@ def test_what_was_generated_without_passages_gains_nothing(bos: Bos, prompt: str
     ("values", "message"),
     [
         ({"max_length": 65}, "`max_length` 65 is beyond the 64 tokens that counting can read"),
-        ({"max_length": 5}, "`document_tokens` 4 and `stride` 2 do not fit together into the model length 5"),
-        ({"document_tokens": 63}, "`document_tokens` 63 and `stride` 2 do not fit together into the model length 64"),
+        ({"max_length": 5}, "`document_tokens` 4 and `stride` 2 do not fit together into `max_length` 5"),
+        ({"document_tokens": 63}, "`document_tokens` 63 and `stride` 2 do not fit together into `max_length` 64"),
     ],
 )
 def test_what_cannot_work_later_is_refused_before_the_first_token(values: dict[str, Any], message: str) -> None:

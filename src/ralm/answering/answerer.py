@@ -22,10 +22,10 @@ from ralm.protocols import WritingModel
 from ralm.reading import concatenation, pieces
 from ralm.reading.mixture import mix, shares
 from ralm.reading.parts import IN_CONTEXT, Parts
-from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, used_passages
+from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import FloatArray, Passages, Provenance, Request
+from ralm.records import FloatArray, Passages, Request
 from ralm.validation import scores_given_texts
 
 CONTROLS: Final = 2
@@ -167,15 +167,7 @@ class Answerer:
         numbers = [number for prompt in question.prompts for number in prompt.passages]
         words = self._prompt.same_words(several=len(numbers) > len(question.prompts))
         tokens, baseline_T, alone, control_T = self._compared(question, passages, answer.tokens, numbers)
-        provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
-        text = TracedText(
-            before="",
-            texts=pieces.texts_of_tokens(answer.pieces)[1],
-            log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
-            baseline_T=baseline_T,
-            provenance=provenance,
-            passages=used_passages(provenance, passages),
-        )
+        text = TracedText.of_tokens("", pieces.texts_of_tokens(answer.pieces)[1], tokens, baseline_T, passages)
         asked = question.conversation or Conversation.of(question.question.text)
         asked = asked.after(words.system).with_question(str(words.text(question.question.text, ())))
         own = "\n".join(one.content for one in asked.messages)
@@ -265,8 +257,7 @@ def _unrelated(count: int, found: Sequence[int], seed: int) -> list[int]:
 
 
 def _mixed_texts(log_probs_RT: FloatArray) -> FloatArray:
-    """The log-probability (float32, T) of each token of a text under an equal mixture of R predictions of the whole
-    text, so that their sum is that of the text."""
+    """The log-probability (float32, T) of each token under an equal mixture of R predictions of the whole text."""
     joint_RT = np.cumsum(log_probs_RT, axis=1, dtype=np.float64)
     joint_T = mix(joint_RT, np.full(len(joint_RT), -math.log(len(joint_RT))))
     return np.diff(joint_T, prepend=0.0).astype(np.float32)

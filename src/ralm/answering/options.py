@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from ralm.errors import UsageError
 from ralm.options import Option
 from ralm.reading.sampling import Sampling
 
@@ -40,11 +39,6 @@ class AnswerOptions(Sampling):
         int | None,
         Option("Maximum number of tokens that the model reads, answer included.", default_text="the model's"),
     ] = None
-
-    def __post_init__(self) -> None:
-        Sampling.__post_init__(self)
-        if "" in self.stop:
-            raise UsageError("`stop` must not be empty.")
 
 
 CHAT_ANSWER: Final = AnswerOptions(new_tokens=256, stop=())

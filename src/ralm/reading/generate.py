@@ -8,20 +8,20 @@ reads and draws.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 
 import numpy as np
 
 from ralm.errors import UsageError
-from ralm.lm.scoring import SharedCache
+from ralm.lm.scoring import Scorer, SharedCache
 from ralm.protocols import WritingModel, traits_of
 from ralm.reading.parts import IN_CONTEXT, Evidence, Parts
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
+from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.sampling import GenerationOptions, draw_token
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, without_first
-from ralm.records import IntArray, NextTokens, ScoringSequence, TextsAhead
+from ralm.records import IntArray, NextTokens, Request, TextsAhead
 from ralm.validation import check_length
 
 
@@ -89,13 +89,8 @@ class TokenWriter:
         self._max_length = self._options.max_length or model.max_length
         parts.check_generation(model)
         check_length(model, self._max_length)
-        documents, length, stride = parts.joined, self._options.document_tokens, self._options.stride
-        if documents * length + stride > self._max_length:
-            several = f"{documents} documents of " if documents > 1 else ""
-            raise UsageError(
-                f"{several}`document_tokens` {length} and `stride` {stride} do not fit together into the model length "
-                f"{self._max_length}; lower one of them."
-            )
+        length, stride = self._options.document_tokens, self._options.stride
+        PlanOptions(stride=stride, document_tokens=length, max_length=self._max_length).check_documents(parts.joined)
         passages = source.passages if source else ()
         self._documents = PassageDocuments(passages, model.tokenizer, length, self._options.bos)
         self._decoder = Decoder(model, self._options, self._max_length)
@@ -182,7 +177,7 @@ class Decoder:
 
     def read_evidence(self, states: Sequence[PromptState], parts: Parts) -> None:
         """Read the end of each text after its prompt prefixes, as much as its mixer looks at and all of them have."""
-        sequences: list[ScoringSequence] = []
+        requests: list[Request] = []
         for state in states:
             self._cache.mark(state.readings)
             state.evidence = None
@@ -193,13 +188,11 @@ class Decoder:
                 )
                 last = min(parts.evidence, shared)
                 state.evidence = Evidence(parts, np.zeros((len(texts), last), dtype=np.float32))
-                sequences += [ScoringSequence(text, np.arange(len(text) - last, len(text))) for text in texts if last]
-        order = sorted(range(len(sequences)), key=lambda number: -len(sequences[number]))
-        scored = self._cache.score([sequences[number] for number in order]) if order else ()
-        found = iter([log_probs_P for _, log_probs_P in sorted(zip(order, scored, strict=True), key=itemgetter(0))])
+                requests += [Request(text[:-last], text[:0], text[-last:]) for text in texts if last]
+        scored = iter(Scorer(self._model, progress=False, cache=self._cache).log_probs(requests))
         for one in (state.evidence for state in states if state.evidence is not None):
             if one.log_probs_KN.size:
-                one.log_probs_KN = np.stack([next(found) for _ in one.log_probs_KN])
+                one.log_probs_KN = np.stack([next(scored) for _ in one.log_probs_KN])
 
     def step(self) -> list[tuple[int, GeneratedToken]]:
         """Return the next token of every unfinished text with the text's number, without those that end there."""

@@ -111,11 +111,8 @@ def contributions(provenance: Provenance, gain_T: DoubleArray) -> list[Contribut
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TracedText:
-    """T tokens in the order of the text, each with the passages it was read with.
-
-    `before` is the text before the first token or the prompt, and `texts` what each token adds. `log_probs_T` (float32)
-    are log-probabilities with documents, `baseline_T` without. `passages` are those that `provenance` names.
-    """
+    """T tokens in the order of the text, each with what it adds (`texts`), its log-probability with documents (float32)
+    and without (`baseline_T`), and the `passages` it was read with; `before` is the text before them."""
 
     before: str
     texts: Sequence[str]
@@ -138,6 +135,26 @@ class TracedText:
             baseline_T=baseline.log_probs_T,
             provenance=scored.provenance,
             passages=used_passages(scored.provenance, passages),
+        )
+
+    @classmethod
+    def of_tokens(
+        cls,
+        before: str,
+        texts: Sequence[str],
+        tokens: Sequence[GeneratedToken],
+        baseline_T: FloatArray,
+        passages: Passages,
+    ) -> Self:
+        """Return generated tokens and their texts, with their log-probabilities without passages as the baseline."""
+        provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
+        return cls(
+            before=before,
+            texts=texts,
+            log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
+            baseline_T=baseline_T,
+            provenance=provenance,
+            passages=used_passages(provenance, passages),
         )
 
     def __len__(self) -> int:
@@ -195,14 +212,7 @@ def hits_as_json(
 ) -> list[JsonValue]:
     """Passages that were found, with their scores; `marks`: the marked characters of each, if known."""
     found: list[dict[str, JsonValue]] = [
-        {
-            "passage": passage.number,
-            "score": round(score, 4),
-            "document_id": passage.document_id,
-            "title": passage.title,
-            "text": passage.text,
-            "metadata": dict(passage.metadata),
-        }
+        {"passage": passage.number, "score": round(score, 4), **passage_as_json(passage), "text": passage.text}
         for passage, score in hits
     ]
     for hit, spans in zip(found, marks, strict=False):
@@ -230,16 +240,9 @@ def traced_generation(
 ) -> TracedText:
     """Return a prompt and its generated text, each token with its gain over the same text without passages."""
     tokens = [token for piece in pieces for token in piece.tokens]
-    provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
     before, texts = texts_of_tokens(pieces)
-    return TracedText(
-        before=prompt + before,
-        texts=texts,
-        log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
-        baseline_T=without_passages(model.tokenizer.encode(prompt), tokens, model, max_length, bos),
-        provenance=provenance,
-        passages=used_passages(provenance, passages),
-    )
+    baseline_T = without_passages(model.tokenizer.encode(prompt), tokens, model, max_length, bos)
+    return TracedText.of_tokens(prompt + before, texts, tokens, baseline_T, passages)
 
 
 def without_passages(

@@ -86,11 +86,6 @@ class GenerationOptions(Sampling):
     stop: Annotated[tuple[str, ...], Option("Stop before this string; repeatable.")] = ()
     bos: BosOption = _PLAN.bos
 
-    def __post_init__(self) -> None:
-        Sampling.__post_init__(self)
-        if "" in self.stop:
-            raise UsageError("`stop` must not be empty.")
-
     @classmethod
     def of(cls, plan: PlanOptions, **more: Any) -> Self:
         """Return the options with the lengths of a plan, and `more` of generation."""
@@ -107,9 +102,7 @@ def draw_token(
     mixed_V: FloatArray | None = None,
 ) -> GeneratedToken:
     """Draw the next token from the mixture of the predictions of K readings (REPLUG, Eq. 2), or from `mixed_V`.
-
-    `chosen` returns the predictions of more tokens, NaN where there is none.
-    """
+    `chosen` returns the predictions of more tokens, NaN where there is none."""
     passages_K, log_weights_K = readings.passages_K, readings.log_weights_K
     if given.tokens_BC is None:
         log_probs_V = mix(given.log_probs_BC, log_weights_K).astype(np.float32) if mixed_V is None else mixed_V

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from pydantic import JsonValue
@@ -21,17 +21,6 @@ from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, num
 from ralm.retrieval.retriever import MemoizedRetriever, RetrieverOptions, open_retriever
 from ralm.terminal import path_text
 from ralm.validation import config_of, retrieve_checked
-
-
-class PassageSource(Protocol):
-    """A source of the passages of a text."""
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """Everything about the source that decides which passages it gives."""
-
-    def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
-        """The k best hits of each stride (fewer if fewer exist), and the passages that their numbers refer to."""
 
 
 class FromRetriever:
@@ -120,6 +109,10 @@ class FromFile:
         hits, passages = numbered_passages([stride.retrieved_docs for stride in self.strides])
         hits.numbers_QK[~plan.retrieves_R] = NO_PASSAGE
         return hits.first(k), passages
+
+
+PassageSource: TypeAlias = FromRetriever | FromFile
+"""A source of the passages of a text; its `config` is everything that decides which passages it gives."""
 
 
 def config_of_reading(model: LanguageModel, source: PassageSource | None, parts: Parts) -> dict[str, JsonValue]:
