@@ -9,7 +9,6 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -42,8 +41,7 @@ _Sourced = TypeVar("_Sourced")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """An answer: its text, the pieces that it was drawn in, and the share of each passage in their probability, largest
-    first."""
+    """An answer: its text, its pieces, and the share of each passage in their probability, largest first."""
 
     text: str
     pieces: Sequence[GeneratedText]
@@ -87,11 +85,8 @@ def answer_all(
     prompt: QuestionPrompt | None = None,
 ) -> Iterator[AnsweredInput]:
     """Yield the answer to each question with its number, as soon as it is known; with a `prompt` also the result of
-    `gold_log_probs`, for which a prompt is not read again.
-
-    Some questions are answered together; an answer does not depend on the others. What is in the `store` is not
-    generated or scored again. A model whose copies are on other machines has `answer_remotely`.
-    """
+    `gold_log_probs`, for which a prompt is not read again. Some questions are answered together, and no answer depends
+    on the others. A model whose copies are on other machines has `answer_remotely`."""
     options = options or AnswerOptions()
     remotely = getattr(model, "answer_remotely", None)
     if remotely is not None:
@@ -131,11 +126,8 @@ def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
 
 
 class AnswerStreams(Generic[_Sourced]):
-    """Several answers to one question, one for each seed, drawn together from the average over its prompts.
-
-    Iterating over it draws them: each piece with the number of its answer, as soon as it cannot belong to a stop
-    string. `passages` are those of the prompts; `source` finds out what they gave to an answer.
-    """
+    """Several answers to one question, one for each seed, drawn together from the average over its prompts, as one
+    iterates over their pieces. `passages` are those of the prompts; `source` finds what they gave to an answer."""
 
     def __init__(
         self,
@@ -186,11 +178,6 @@ class _AnswerWriter:
         self._options = options
         self._store = store
 
-    @cached_property
-    def _decoder(self) -> Decoder:
-        """One decoder for all questions, so that prefixes that their prompts share are read once."""
-        return _decoder(self._model, self._options, self.cache)
-
     def answers(self, inputs: Sequence[QuestionInput]) -> list[Answer]:
         """Return the answer to each question: one text after all its prompts, or the best of one text each."""
         if self._options.join == "tokens":
@@ -225,16 +212,17 @@ class _AnswerWriter:
 
     def _drawn(self, inputs: Mapping[bytes, QuestionInput]) -> Iterator[bytes]:
         """Return the tokens after the prompts of each input, as rows of `_token_type`; its key seeds the draws."""
-        numbers = [self._decoder.add(state) for state in _states([*inputs.values()], inputs, self.scorer)]
+        decoder = _decoder(self._model, self._options, self.cache)
+        numbers = [decoder.add(state) for state in _states([*inputs.values()], inputs, self.scorer)]
         written = dict(zip(numbers, (self._text_after(one.prompts) for one in inputs.values()), strict=True))
         rows: dict[int, list[tuple[Any, ...]]] = {number: [] for number in numbers}
-        while self._decoder.unfinished:
-            for number, token in self._decoder.step():
+        while decoder.unfinished:
+            for number, token in decoder.step():
                 values = (token.token, token.log_prob, token.bound_width, token.certified, token.posteriors_K)
                 rows[number].append(values)
                 written[number].add(token)
                 if written[number].found:
-                    self._decoder.end(number)
+                    decoder.end(number)
         types = (_token_type(len(one.prompts)) for one in inputs.values())
         return (np.array(each, dtype=kind).tobytes() for each, kind in zip(rows.values(), types, strict=True))
 
@@ -257,7 +245,7 @@ def _token_type(prompts: int) -> np.dtype[np.void]:
     return np.dtype([*numbers, ("shares_K", "<f4", (prompts,))])
 
 
-def _decoder(model: WritingModel, options: AnswerOptions, cache: SharedCache | None = None) -> Decoder:
+def _decoder(model: WritingModel, options: AnswerOptions, cache: SharedCache) -> Decoder:
     sampling = {option.name: getattr(options, option.name) for option in fields(Sampling)}
     return Decoder(model, GenerationOptions(new_tokens=options.new_tokens, **sampling), model.max_length, cache)
 
@@ -273,8 +261,7 @@ def _states(inputs: Sequence[QuestionInput], keys: Iterable[bytes], scorer: Scor
 
 
 def _key(one: QuestionInput, sampling: Sampling) -> bytes:
-    """A hash of prompts, what decides their weights, and the options that decide the draws of an answer that is not
-    greedy."""
+    """A hash of prompts, what decides their weights, and the options that decide the draws, unless they are greedy."""
     digest = blake2b(digest_size=_KEY_BYTES)
     if sampling.temperature > 0:
         drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)

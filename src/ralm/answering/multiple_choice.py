@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.answering import metrics, questions, sources
-from ralm.answering.answers import Answer, answer_all, room_for_prompts
+from ralm.answering.answers import answer_all, room_for_prompts
 from ralm.answering.likelihoods import TextLikelihood, likelihoods
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
@@ -58,17 +58,12 @@ CATEGORIES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """The choice that a model made for a question; choices are numbered from 0.
-
-    `chosen` is None if a generated answer is no letter, or if all choices are impossible. `gold` is the right choice.
-    `log_probs_C` (float64) are the natural log-probabilities of the letters or texts after the prompts, and
-    `probabilities_C` (float64) the probabilities of the choices relative to each other; both are None if an `answer`
-    was generated, which is None otherwise. `shares` are the shares of passages in the probability of the chosen one,
-    largest first; `cut` is what was cut of the prompts.
-
-    If the model lists only its top tokens, both are None unless the bounds of all choices agree, and `certified` says
-    whether the bounds decide which one is chosen.
-    """
+    """The choice that a model made for a question; choices are numbered from 0, and `gold` is the right one. `chosen`
+    is None if a generated `answer` is no letter, or if all choices are impossible. `log_probs_C` (float64) are the
+    natural log-probabilities of the letters or texts after the prompts, `probabilities_C` (float64) those of the
+    choices relative to each other; both are None for a generated answer, and if the model lists only its top tokens,
+    unless the bounds of all agree. `certified` says whether bounds decide which one is chosen. `shares` are those of
+    passages in the probability of the chosen one, largest first; `cut` is what was cut of the prompts."""
 
     chosen: int | None
     gold: int
@@ -97,10 +92,7 @@ class ChoiceMethod:
     """Chooses the most likely letter after the prompts; without choices in the prompt, the text with the highest mean
     log-probability of a token, so that long texts have no disadvantage. Of choices with equal texts only the first
     counts. If `options` join answers, each prompt writes one, equal ones add up, and the best is read as a letter.
-
-    A `store` keeps scores and answers. Raises UsageError if the model cannot read `max_length`, or if it writes letters
-    that the prompt does not show.
-    """
+    Raises UsageError if the model cannot read `max_length`, or if it writes letters that the prompt does not show."""
 
     def __init__(
         self, model: WritingModel, prompt: QuestionPrompt, options: AnswerOptions, store: Store | None
@@ -138,8 +130,12 @@ class ChoiceMethod:
     def choose(self, inputs: Sequence[tuple[questions.ChoiceQuestion, sources.QuestionInput]]) -> list[Choice]:
         """Return the choice for each question, given its prompts."""
         if self._scoring == "generated":
-            answers = answer_all([one for _, one in inputs], self._model, self._options, self._store)
-            return [_read_letter(*inputs[number], answer) for number, answer, _ in answers]
+            chosen = []
+            for number, answer, _ in answer_all([one for _, one in inputs], self._model, self._options, self._store):
+                question, one = inputs[number]
+                letter, shares = letter_of(answer.text, question.letters), answer.shares
+                chosen.append(Choice(chosen=letter, gold=question.gold, answer=answer.text, shares=shares, cut=one.cut))
+            return chosen
         texts = [(one, tokens) for question, one in inputs for tokens in self._tokens(question)]
         found = iter(zip(*self._bounds(texts), strict=True))
         return [self._best(question, one, [next(found) for _ in question.choices]) for question, one in inputs]
@@ -199,31 +195,16 @@ class ChoiceMethod:
         return tokens
 
 
-def _read_letter(question: questions.ChoiceQuestion, asked: sources.QuestionInput, answer: Answer) -> Choice:
-    return Choice(
-        chosen=letter_of(answer.text, question.letters),
-        gold=question.gold,
-        answer=answer.text,
-        shares=answer.shares,
-        cut=asked.cut,
-    )
-
-
 def letter_of(answer: str, letters: str) -> int | None:
     """Return the index of the letter that an answer is, such as "B", "(b)" or "The answer is B."; None for another one.
-
-    Case and punctuation do not count. REPLUG's code removes articles too: there the letter A equals an empty answer.
-    """
+    Articles count: REPLUG's code removes them, so that the letter A equals an empty answer."""
     letter = metrics.without_punctuation(answer.rpartition(_BEFORE_LETTER)[2]).upper()
     return letters.index(letter) if letter in tuple(letters) else None
 
 
 def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: Sequence[str]) -> dict[str, JsonValue]:
-    """Return the measures of choices with 95% intervals over questions, by subject too if there are `subjects`.
-
-    If the same questions were also answered without passages (`closed`), `closed_book` has the measures of these, and
-    `difference` the open book minus the closed book.
-    """
+    """Return the measures of choices with 95% intervals over questions, by subject too if there are `subjects`; with
+    those of the same questions without passages (`closed`) and the `difference`, if they were answered."""
     books = {"open_book": _columns(choices)}
     if closed:
         books["closed_book"] = others = _columns(closed)
@@ -250,9 +231,8 @@ def _columns(choices: Sequence[Choice]) -> dict[str, NDArray[np.float64]]:
 
 
 def choice_columns(rows_U: Sequence[tuple[bool, Any, int]]) -> dict[str, tuple[NDArray[np.float64], IntArray]]:
-    """Return whether each choice is right, from that, the probabilities and the place of the right one; if all have
-    probabilities, the Brier score, and the natural logarithm of that of the right one, unless one is 0. Each has the
-    values of the questions, and ones."""
+    """Return for each question whether the choice is right, and if all have probabilities, the Brier score, and the
+    natural logarithm of that of the right one, unless one is 0; each column with its values, and ones."""
     columns = {"accuracy": np.array([right for right, _, _ in rows_U], dtype=np.float64)}
     known = [(np.array(probabilities_C), gold) for _, probabilities_C, gold in rows_U if probabilities_C is not None]
     if len(known) == len(rows_U):

@@ -56,19 +56,15 @@ def open_prompt(text: Path | str) -> QuestionPrompt:
     """
     name, _, keys = str(text).partition(":")
     changed = parse_keys(PromptKeys, keys, f"`prompt` {name}")
-    prompt = _named_prompt(name)
-    system = prompt.system if changed.system is None else changed.system
-    return replace(prompt, system=system, turns=prompt.turns or changed.turns)
-
-
-def _named_prompt(name: str) -> QuestionPrompt:
     if name in PROMPTS:
         file = files("ralm.answering").joinpath("prompt_files", f"{name}{_SUFFIX}")
-        return replace(_parsed(file.read_text("utf-8"), name), name=name)
-    path = Path(name)
-    if path.suffix != _SUFFIX:
+        prompt = replace(_parsed(file.read_text("utf-8"), name), name=name)
+    elif Path(name).suffix == _SUFFIX:
+        prompt = replace(_parsed(read_utf8(Path(name), InputError), name), name=Path(name).name)
+    else:
         raise InputError(f"{name} is unknown: give one of {', '.join(PROMPTS)} or a {_SUFFIX} file.")
-    return replace(_parsed(read_utf8(path, InputError), str(path)), name=path.name)
+    system = prompt.system if changed.system is None else changed.system
+    return replace(prompt, system=system, turns=prompt.turns or changed.turns)
 
 
 def chosen_prompt(

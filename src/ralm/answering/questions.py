@@ -108,8 +108,11 @@ def read_questions(
     question is empty or has no field of answers; MissingExtraError if a dataset needs the extra `datasets`.
     """
     with _input_errors():
-        records = enumerate(islice(_records(str(source)), limit), 1)
-        questions = [_open_question(record, str(place), fields or QuestionFields()) for place, record in records]
+        questions = []
+        for place, record in enumerate(islice(_records(str(source)), limit), 1):
+            asked = _parsed(_Open, record, fields or QuestionFields(), _ANSWERS)
+            answers = tuple(dict.fromkeys(asked.answers))
+            questions.append(Question(asked.id or str(place), asked.question, answers, asked.ctxs))
     return _not_empty(source, questions)
 
 
@@ -328,11 +331,6 @@ def _parsed(kind: type[_Kind], record: _Record, fields: QuestionFields, answers:
         raise InputError(f"{where}: {'.'.join(place[1:]) or 'it'}: {first['msg']}.")
     expected = kind.model_fields[field].description
     raise InputError(f"{where}: its {name} must be {expected}, not {str(row[name])[:60]!r}.")
-
-
-def _open_question(record: _Record, place: str, names: QuestionFields) -> Question:
-    asked = _parsed(_Open, record, names, _ANSWERS)
-    return Question(asked.id or place, asked.question, tuple(dict.fromkeys(asked.answers)), asked.ctxs)
 
 
 def _choice_question(record: _Record, place: str, names: QuestionFields) -> ChoiceQuestion:

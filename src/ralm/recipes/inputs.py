@@ -33,17 +33,8 @@ from ralm.storage import manifest, outputs
 
 _KIND: Final = outputs.FolderKind("stand-ins")
 STAND_IN_MODEL: Final = "ralm-tiny"
-_FILES: Final[dict[ResourceKind, str]] = {
-    "text": "text.txt",
-    "corpus": "corpus.jsonl",
-    "titles": "titles.txt",
-    "questions": "questions.jsonl",
-    "demonstrations": "demonstrations.jsonl",
-    "choices": "choices.jsonl",
-    "choice-demonstrations": "choice-demonstrations.jsonl",
-    "encoder": "encoder",
-}
-"""The files and the folder of stand-ins, by the kind of resource."""
+_SUFFIXES: Final[dict[ResourceKind, str]] = {"text": ".txt", "titles": ".txt", "encoder": ""}
+"""The ends of names of stand-ins, which begin with the kind of resource; all others are JSON Lines."""
 _Row: TypeAlias = dict[str, Any]
 _CHOICES: Final = 4
 _DEMONSTRATIONS: Final = 40
@@ -55,10 +46,7 @@ _AFTER: Final = re.compile(r"([($]) ")
 
 
 def write_resource(resource: Resource, path: Path, texts: Iterable[str] = ()) -> None:
-    """Write the file of a resource atomically, from its data set or from the `texts` that it is made of.
-
-    Raises CorpusError if the data set cannot be read or gives nothing, MissingExtraError without the extra `datasets`.
-    """
+    """Write the file of a resource atomically, from its data set or from the `texts` that it is made of."""
     with outputs.replaced_file(path) as stream:
         stream.writelines(_written(resource, texts if resource.made_of else _texts(resource)))
         if not (resource.made_of or stream.tell()):
@@ -126,14 +114,11 @@ def _written(resource: Resource, texts: Iterable[str]) -> Iterator[str]:
 
 def stand_in(kind: ResourceKind, folder: Path) -> str:
     """Return the stand-in for a resource of a kind: ralm-tiny, or a file in the folder of `make_stand_ins`."""
-    return STAND_IN_MODEL if kind == "model" else str(folder / _FILES[kind])
+    return STAND_IN_MODEL if kind == "model" else str(folder / f"{kind}{_SUFFIXES.get(kind, '.jsonl')}")
 
 
 def make_stand_ins(folder: Path) -> None:
-    """Write the folder of stand-ins, unless it exists. The same Python gives the same files.
-
-    Raises FolderError or DamagedFolderError if something else is there, or if a file was changed.
-    """
+    """Write the folder of stand-ins, unless it exists; the same Python gives the same files."""
     if (folder / outputs.MANIFEST).exists():
         manifest.read_manifest(folder, kind=_KIND)
         return
@@ -149,13 +134,13 @@ def make_stand_ins(folder: Path) -> None:
         "choices": choices[_DEMONSTRATIONS:],
     }
     with outputs.new_folder(folder, kind=_KIND, force=False) as partial:
-        (partial / _FILES["text"]).write_text(held_out_text(held_out), encoding="utf-8")
+        Path(stand_in("text", partial)).write_text(held_out_text(held_out), encoding="utf-8")
         titles = "".join(f"{document.title}\n" for document in held_out)
-        (partial / _FILES["titles"]).write_text(titles, encoding="utf-8")
+        Path(stand_in("titles", partial)).write_text(titles, encoding="utf-8")
         for kind, table in rows.items():
             lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in table)
-            (partial / _FILES[kind]).write_text("".join(lines), encoding="utf-8")
-        _save_encoder(partial / _FILES["encoder"])
+            Path(stand_in(kind, partial)).write_text("".join(lines), encoding="utf-8")
+        _save_encoder(Path(stand_in("encoder", partial)))
         manifest.write_manifest(folder=partial, kind=_KIND, settings={}, counts={})
 
 
