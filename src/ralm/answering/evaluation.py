@@ -39,11 +39,8 @@ MetricColumns: TypeAlias = Mapping[str, tuple[NDArray[np.float64], IntArray]]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JudgedAnswer:
     """An answer with its `measures` (`metrics.ANSWER_MEASURES`), the verdict of a judge (`agrees`), the natural
-    log-probability of the first gold answer and its number of tokens; `cut` is the largest cut of a prompt.
-
-    Without gold answers there are no measures and the others are None, the log-probability also if the gold answer
-    could not be scored, and `agrees` without a verdict.
-    """
+    log-probability of the first gold answer and its number of tokens, None where there is none or it is not known;
+    `cut` is the largest cut of a prompt. Without gold answers there are no measures."""
 
     answer: Answer
     cut: prompts.Cut
@@ -59,12 +56,9 @@ class JudgedAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnsweredQuestion:
-    """A question with its passages and its answer; with a baseline, also the answer to the same prompt `without`
-    passages, and the `closed` one to the prompt that asks without passages.
-
-    `passages` are those that were read, best first; `answer_at` is the rank, from 1, of the first that holds an answer
-    (DPR's tokens, the text without its title), or None.
-    """
+    """A question with the passages that were read, best first, and its answer; with a baseline, also the answer to the
+    same prompt `without` passages, and the `closed` one to the prompt that asks without. `answer_at` is the rank, from
+    1, of the first passage that holds an answer (DPR's tokens, the text without its title), or None."""
 
     question: Question
     passages: Sequence[Passage]
@@ -288,8 +282,7 @@ def _judge(one: sources.QuestionInput, answer: Answer, gold: GoldScore | None) -
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChosenQuestion:
-    """A question with the passages that were read, best first, and the choice; with a baseline, also the choice without
-    passages."""
+    """A question with the passages that were read, best first, and its choice; with a baseline the `closed` one too."""
 
     question: ChoiceQuestion
     passages: Sequence[Passage]
@@ -389,8 +382,7 @@ def evaluate_answers(
     prompt: prompts.QuestionPrompt,
     **how: Any,
 ) -> AnswerEvaluation:
-    """Evaluate questions by `evaluate_choices` if they have choices, else by `evaluate_questions`; `how` are its other
-    arguments."""
+    """Evaluate questions by `evaluate_choices` if they have choices, else by `evaluate_questions`, as `how` says."""
     evaluate: Any = evaluate_choices if have_choices(questions) else evaluate_questions
     found: AnswerEvaluation = evaluate(questions, model, prompt, **how)
     return found

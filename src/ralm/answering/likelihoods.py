@@ -55,10 +55,8 @@ def shares_by_passage(prompts: Readings, shares_K: Sequence[float]) -> dict[int,
 
 
 def likelihoods(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer) -> list[TextLikelihood]:
-    """The likelihood of each text (token ids, at least one) after the prompts of its question.
-
-    Raises ModelError if a prompt and its text are longer than the model reads, UsageError if a mixer is for generation.
-    """
+    """The likelihood of each text (token ids, at least one) after the prompts of its question; ModelError if they are
+    too long together, UsageError if a mixer is for generation."""
     for one, _ in texts:
         (one.parts or IN_CONTEXT).require_average("the likelihood of an answer")
     return [
@@ -93,12 +91,9 @@ def scored_texts(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer
 def gold_log_probs(
     inputs: Sequence[QuestionInput], prompt: QuestionPrompt, model: LanguageModel, max_length: int | None = None
 ) -> list[GoldScore | None]:
-    """The natural log-probability of each question's first gold answer after its prompts, and its number of tokens.
-
-    None for a question without answers or prompts, for an answer of no tokens, where prompt and answer do not fit into
-    `max_length` tokens (None: the model's), where the mixer is for generation, and for all if the model returns no
-    log-probabilities of given texts.
-    """
+    """The natural log-probability of each question's first gold answer after its prompts, and its number of tokens;
+    None without answers or prompts, where both do not fit into `max_length` tokens (None: the model's), where the mixer
+    is for generation, and for all if the model does not score given texts."""
     if not scores_given_texts(model):
         return [None] * len(inputs)
     length = (max_length or model.max_length) + 1  # the last token is predicted, not read

@@ -49,27 +49,20 @@ def token_match(prediction: str, answers: Iterable[str]) -> bool:
 
 
 def contains(prediction: str, answers: Iterable[str]) -> bool:
-    """Whether the words of one of the answers stand in a prediction one after the other, after SQuAD's normalisation.
-
-    An answer without words is only in a prediction without words.
-    """
+    """Whether the words of one of the answers stand in a prediction one after the other, after SQuAD's normalisation;
+    no words are only in a prediction without words."""
     held = f" {normalised(prediction)} "
     return any(f" {normalised(answer)} " in held for answer in answers)
 
 
 def f1(prediction: str, answers: Iterable[str]) -> float:
     """The highest F1 of the words of a prediction and of an answer, after SQuAD's normalisation; 0 without answers.
-
-    Without words, it is 1 if neither has any, else 0 (SQuAD 2.0).
-    """
+    Without words, it is 1 if neither has any, else 0 (SQuAD 2.0)."""
     return max((2 * shared / (said + held) for shared, said, held in _shared_words(prediction, answers)), default=0.0)
 
 
 def token_recall(prediction: str, answers: Iterable[str]) -> float:
-    """The largest share of an answer's words that a prediction has, after SQuAD's normalisation; 0 without answers.
-
-    Without words, it is what F1 is.
-    """
+    """The largest share of an answer's words in a prediction, after SQuAD's normalisation; without words as `f1`."""
     return max((shared / held for shared, _, held in _shared_words(prediction, answers)), default=0.0)
 
 
@@ -83,19 +76,14 @@ def _shared_words(prediction: str, answers: Iterable[str]) -> Iterator[tuple[int
 
 
 def has_answer(text: str, answers: Iterable[str]) -> bool:
-    """Whether the DPR tokens of a text hold those of one of the answers one after the other.
-
-    Answers without tokens are in no text.
-    """
+    """Whether the DPR tokens of a text hold those of one of the answers, at least one, one after the other."""
     held = dpr_tokens(text)
     return any(True for answer in answers for _ in _places(held, dpr_tokens(answer)))
 
 
 def answer_spans(text: str, answers: Iterable[str]) -> list[tuple[int, int]]:
-    """The spans of a text with the DPR tokens of an answer: the first character of each, and one past the last.
-
-    Empty if `has_answer` is False. Spans may overlap.
-    """
+    """The spans of a text with the DPR tokens of an answer, which may overlap: the first character of each, and one
+    past the last."""
     tokens, spans = _dpr_tokens_with_spans(text)
     wanted = map(dpr_tokens, answers)
     return sorted({(spans[begin][0], spans[end - 1][1]) for one in wanted for begin, end in _places(tokens, one)})
@@ -120,8 +108,7 @@ def _places(held: Sequence[str], wanted: Sequence[str]) -> Iterator[tuple[int, i
 
 
 class AnswerMeasure(NamedTuple):
-    """A measure of an answer: a function of the answer and the gold answers, the type that it returns, and the label
-    under which it is printed; without a label it is only in files."""
+    """A measure: a function of the answer and the gold answers, its type, and the label if it is printed."""
 
     of: Callable[[str, Iterable[str]], float]
     returns: type[bool] | type[float]

@@ -222,8 +222,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """A prompt as token ids (int64), special tokens first, and what was cut of it. The last `after_passages` of its
-    tokens begin after the passages."""
+    """A prompt as token ids (int64), what was cut of it, and how many of its tokens begin after the passages."""
 
     tokens: IntArray
     cut: Cut
@@ -231,11 +230,8 @@ class Encoded:
 
 
 class PromptEncoder:
-    """Encodes prompts into at most `room` tokens; longer ones are cut at the beginning of the text.
-
-    With `keep_first` the special tokens that the text begins with stay. In-Context RALM's code cuts them as well. With
-    `chat`, a prompt is the message of a user, and the tokens of the chat around it stay too.
-    """
+    """Encodes prompts into at most `room` tokens; longer ones are cut at the beginning of the text. The special tokens
+    that it begins with stay, but in In-Context RALM's code (`keep_first`), and so do those of a `chat` around it."""
 
     def __init__(self, tokenizer: Tokenizer, room: int, *, keep_first: bool = True, chat: bool = False) -> None:
         self._tokenizer = full_tokenizer(tokenizer)
@@ -253,12 +249,9 @@ class PromptEncoder:
         turns: Sequence[tuple[Message, Message]] = (),
     ) -> Encoded:
         """Return the tokens of a prompt after its demonstrations; of a chat, as the message that is answered in a
-        conversation, or else as the only one. Demonstrations that are `turns` of the chat stand before it.
-
-        If it does not fit, the first turns are left out one by one, then the demonstrations are cut, then the passages.
-        Raises LengthError, naming the question, if the part of the prompt that asks it does not fit alone; ChatError
-        if a prompt without a chat is given other messages, or a model has no chat template or rejects them.
-        """
+        conversation, or else as the only one, after `turns`. If it does not fit, the first turns are left out one by
+        one, then the demonstrations are cut, then the passages. Raises LengthError if the part that asks the question
+        does not fit, ChatError if a model has no chat template or rejects the messages."""
         text = demonstrations + str(prompt)
         asked = conversation or Conversation.of(text)
 
@@ -321,10 +314,7 @@ def prompt_config(prompt: QuestionPrompt, tokenizer: Tokenizer) -> dict[str, Jso
 
 
 def tokens_after(prompt: IntArray, text: str, tokenizer: Tokenizer) -> IntArray:
-    """The token ids (int64) of a text that continues a prompt (int64).
-
-    A text alone may have other tokens: SentencePiece begins it with a space of its own.
-    """
+    """The token ids (int64) of a text that continues a prompt (int64); alone, SentencePiece adds a space to it."""
     before = tokenizer.decode(prompt[-_CONTEXT_TOKENS:])
     begin, whole = tokenizer.encode(before), tokenizer.encode(before + text)
     continues = np.array_equal(whole[: len(begin)], begin)

@@ -21,10 +21,7 @@ _DECIMALS: Final = 4
 
 def report_of_answers(path: Path | str, shown: int | None = None) -> dict[str, Any]:
     """Return the report of a folder that `ralm qa --out` wrote, as JSON: its first `shown` questions (None: all) of the
-    `total`, their passages, the settings by label, and the measures of all questions.
-
-    Raises FolderError or DamagedFolderError.
-    """
+    `total`, their passages, the settings by label, and the measures of all questions."""
     path = Path(path)
     summary, answers, passages = open_consistently(path, lambda: _read(path))
     rows = {row["passage"]: row for row in passages.to_pylist()}
@@ -57,11 +54,8 @@ def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
 
 
 def _question(row: Mapping[str, Any], passages: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """One question with its answers and passages.
-
-    `marked` are the characters of a passage that hold an answer, `quotes` those that the answer quotes; `share` is null
-    unless the passages shared the answer as an ensemble.
-    """
+    """One question with its answers and passages: `marked` characters hold an answer, `quotes` are those that the
+    answer quotes, and `share` is null unless the passages shared the answer as an ensemble."""
     is_shared = sum(share > 0 for share in row["shares"]) > 1
     return {
         "id": row["question_id"],

@@ -111,10 +111,7 @@ def run_questions(
 
 @contextmanager
 def answer_store(out: Path | str, config: _Config, *, force: bool) -> Iterator[Store]:
-    """Yield the store of scores and answers of a run beside its folder `out`, until the block succeeds.
-
-    Raises the errors of `unfinished_run`.
-    """
+    """Yield the store of scores and answers of a run beside its folder `out`, until the block succeeds."""
     with (
         resume.unfinished_run(Path(out), config, force=force) as folder,
         resume.unfinished_store(folder, "answers") as store,
@@ -173,10 +170,7 @@ def read_table(folder: Path, kind: outputs.FolderKind) -> pa.Table:
 
 
 def write_answers(out: Path | str, found: evaluation.AnswerEvaluation, config: _Config, *, force: bool) -> None:
-    """Write the folder of an evaluation atomically.
-
-    Raises FolderExistsError if `out` exists and `force` is not set.
-    """
+    """Write the folder of an evaluation atomically; FolderExistsError if `out` exists and `force` is not set."""
     kind = CHOICES_KIND if isinstance(found, evaluation.ChoiceEvaluation) else ANSWERS_KIND
     name, columns = TABLES[kind]
     rows = [_choice_row(row) if isinstance(row, evaluation.ChosenQuestion) else _answer_row(row) for row in found.rows]

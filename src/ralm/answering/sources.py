@@ -85,12 +85,8 @@ def found_passages(
     options: sampling.GenerationOptions | None = None,
 ) -> tuple[Hits, Passages]:
     """Return the k best passages of each question, by default as many as the reader reads, and the passages that the
-    hits number; none without a source.
-
-    A retriever and a reranker get the question as in both papers, of multiple choice the retriever alone gets the
-    choices too. A model that ranks reads a passage before the question, cut to the `document_tokens` of `options`.
-    Raises UsageError if the reranker needs the answer.
-    """
+    hits number; none without a source. Retrievers and rerankers get the question as in both papers, retrievers its
+    choices too. A model that ranks reads a passage before the question, cut to the `document_tokens` of `options`."""
     k = parts.reader.hits if k is None else k
     if source is None:
         return Hits.none(len(questions), 1), ()
@@ -109,12 +105,9 @@ def found_passages(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuestionInput:
-    """The prompts of a question, with their weights and passages, and the most that was cut of each part of one.
-
-    A question without prompts is not answered. It may be a message of a `conversation`. With `parts` their mixer looks
-    at what is predicted after the prompts; the evidence before an answer is the last `evidence` tokens, the same in all
-    prompts.
-    """
+    """The prompts of a question, with their weights and passages, and the most that was cut of each part of one;
+    without prompts it is not answered. It may be a message of a `conversation`. With `parts` their mixer looks at what
+    is predicted after the prompts, and the evidence is their last `evidence` tokens, the same in all."""
 
     question: Question
     prompts: Readings
@@ -125,14 +118,10 @@ class QuestionInput:
 
 
 class PromptBuilder:
-    """Puts questions and passages into prompts, as token ids that leave room for an answer.
-
-    `demonstrations` stand before every prompt (in a chat with `turns`, as messages before its own), except before a
-    question that is one of them. With `official` semantics such a question has no prompts, as in the code of REPLUG;
-    too long a prompt loses its special tokens first, and the wording for several passages depends on how many were
-    requested, as in the code of In-Context RALM. Raises UsageError if the mixer needs evidence, and the
-    prompt has the question before its passages.
-    """
+    """Puts questions and passages into prompts, as token ids that leave room for an answer. `demonstrations` stand
+    before every prompt, except before a question that is one of them. With `official` semantics such a question has no
+    prompts, as in the code of REPLUG; too long a prompt loses its special tokens first, and the wording for several
+    passages depends on how many were requested, as in the code of In-Context RALM."""
 
     def __init__(
         self,
@@ -164,11 +153,8 @@ class PromptBuilder:
         passages: Passages,
         conversation: Conversation | None = None,
     ) -> QuestionInput:
-        """Return the prompts of a question with the passages of its hits, best first; without hits, the prompt without.
-
-        With a chat prompt, the question may be one message of a `conversation`. Raises UsageError if the question does
-        not fit into the model, ChatError if the model's chat template rejects the conversation.
-        """
+        """Return the prompts of a question, or of a message of a `conversation`, with the passages of its hits, best
+        first; UsageError if it does not fit into the model, ChatError if the model's chat template rejects it."""
         shown = [one for one in self._demonstrations if (one[0], one[3]) != (question.text, question.choices)]
         if self._official and len(shown) < len(self._demonstrations):
             return QuestionInput(question, NO_READINGS)

@@ -95,11 +95,7 @@ def sweep_answers(
     force: bool = False,
 ) -> AnswerSweep:
     """Evaluate the same questions with the arguments of `evaluate_answers` of every point, by the value of the option;
-    points with one source share retrievals. With `out`, write a folder atomically, with the run of every point.
-
-    Resumes as `run_questions` does. Raises the errors of `evaluate_questions` and `evaluate_choices`, FolderExistsError
-    if `out` exists and `force` is not set, and UsageError if a run with other settings was begun there.
-    """
+    points with one source share retrievals. With `out`, write a folder with all runs, and resume as `run_questions`."""
     configs = {value: run.questions_config(model=model, **point) for value, point in points.items()}
     settings: dict[str, JsonValue] = {"option": option, "points": [*configs.values()]}
     hits = [point.get("parts", IN_CONTEXT).hits for point in points.values()]

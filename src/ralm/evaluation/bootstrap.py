@@ -25,10 +25,8 @@ def sums_of_units(values_TR: FloatArray | DoubleArray, unit_T: IntArray) -> Doub
 def bootstrap_means(
     sums_UR: DoubleArray, counts_U: IntArray | DoubleArray, *, draws: int = DRAWS, seed: int = 0
 ) -> DoubleArray:
-    """Return means (float64, draws x R) over units drawn with replacement, from sums and counts of values by unit.
-
-    All columns share the drawn units, so that their differences are paired.
-    """
+    """Return means (float64, draws x R) over units drawn with replacement, from sums and counts of values by unit. All
+    columns share the drawn units, so that their differences are paired."""
     units = len(counts_U)
     random = np.random.default_rng(seed)
     # how often a unit is drawn does not depend on which of several equal ones it is
@@ -52,10 +50,8 @@ def interval(values: DoubleArray) -> tuple[float, float]:
 
 
 def gain_interval(log_probs_T: FloatArray, base_T: FloatArray, counted: int) -> tuple[float, float] | None:
-    """Return the 95% interval of 1 - exp(nll / counted) / exp(nll of the base / counted), paired over documents.
-
-    512 consecutive targets count as a document; None if there are fewer than `MIN_DOCUMENTS`.
-    """
+    """Return the 95% interval of 1 - exp(nll / counted) / exp(nll of the base / counted), paired over documents of 512
+    consecutive targets; None if there are fewer than `MIN_DOCUMENTS`."""
     document_T = np.arange(len(log_probs_T)) // TARGETS_PER_DOCUMENT
     if len(log_probs_T) == 0 or document_T[-1] + 1 < MIN_DOCUMENTS:
         return None

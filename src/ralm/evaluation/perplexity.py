@@ -84,10 +84,8 @@ def _perplexity(nll: float, count: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """The result of reading a text in one way, and how long it took (wall-clock seconds, without retrieval).
-
-    If the model gives bounds only, `scored` holds the lower bounds of log-probabilities, and `upper` the upper ones.
-    """
+    """The result of reading a text in one way, and how long it took (wall-clock seconds, without retrieval). If the
+    model gives bounds only, `scored` holds the lower bounds of log-probabilities, and `upper` the upper ones."""
 
     scored: ScoredTokens
     measures: Measures

@@ -48,11 +48,9 @@ class Sweep:
     retrievals: int
 
     def rows(self) -> list[dict[str, JsonValue]]:
-        """Return a row per value: the measures, those without retrieval as `none_...`, and the gain over it.
-
-        `gain` is the relative decrease of token perplexity, and `gain_over_first` the same against the first value;
-        `_low` and `_high` are the ends of its paired 95% interval, None for a short text.
-        """
+        """Return a row per value: the measures, those without retrieval as `none_...`, and the relative decrease of
+        token perplexity from these (`gain`) and from the first value (`gain_over_first`), with the ends of its paired
+        95% interval (`_low`, `_high`; None for a short text)."""
         first = next(iter(self.evaluations.values())).reading
         rows = []
         for value, evaluation in self.evaluations.items():

@@ -11,7 +11,7 @@ mixers.py          weights of an ensemble: by similarity, uniform, or by evidenc
 parts.py           reranker, reader and mixer where they are used, with checks of what they give
 bounds.py          the same if only the top tokens of each prediction are known
 rows.py            what rerankers see of a text or of unfinished prompts
-score.py           scores a text; lists the files from `ralm eval` to a log-probability
+score.py           scores a text
 sampling.py        options of generation; draws the next token
 generate.py        continues prompts
 pieces.py          generated tokens as text, up to a stop string

@@ -18,19 +18,14 @@ _MAX_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneratedToken:
-    """One generated token, and the documents it was read with.
-
-    `log_prob` is natural, under the mixture itself (before temperature, top-k and top-p); NaN if the model gives text
-    alone. `passages_K` (int64) are the passages of the K documents, or a single `NO_PASSAGE`. `posteriors_K` (float32)
-    are the shares of the token's probability that came from each; they sum to 1, or are NaN if the mixture is no
-    average.
+    """One generated token, its passages (int64, K; `NO_PASSAGE` without any), and the shares of its probability that
+    came from each, which sum to 1 (`posteriors_K`, float32; NaN if the mixture is no average). `log_prob` is natural,
+    under the mixture itself (before temperature, top-k and top-p); NaN if the model gives text alone.
 
     If the model lists its top tokens only, `log_prob` is a lower bound, from the documents that list the token, and so
     are the shares; `bound_width` is the upper bound less the lower one, 0 if all list it. `certified` says whether a
-    greedy token is certainly the most likely one of the average.
-
-    `top_logprobs` are the ids and log-probabilities of the top tokens of the mixture, best first, as many as
-    `Sampling.top_logprobs` asks for and the model lists.
+    greedy token is certainly the most likely one of the average. `top_logprobs` are the ids and log-probabilities of
+    the top tokens of the mixture, best first, as many as `Sampling.top_logprobs` asks for and the model lists.
     """
 
     token: int
@@ -54,12 +49,9 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A piece of generated text, and the tokens it is made of.
-
-    `passage` is the passage before the text (or `NO_PASSAGE`); of several, the one that contributed most of the
-    probability of the piece's last token. If a stop string cuts a token, the token belongs to the piece that has the
-    beginning of its text.
-    """
+    """A piece of generated text, and its tokens; one that a stop string cuts belongs to the piece that has the
+    beginning of its text. `passage` is that before the text (or `NO_PASSAGE`); of several, the one that contributed
+    most of the probability of the piece's last token."""
 
     text: str
     passage: int
@@ -97,11 +89,8 @@ def passage_shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
 
 
 class StoppedText:
-    """The text that tokens add to a prompt (int64), in pieces of whole characters up to a stop string (`found`).
-
-    A piece is what its tokens add to the decoded text before, since some tokenizers decode a space only after
-    something. The end of the text is held back while it could still become a stop string.
-    """
+    """The text that tokens add to a prompt (int64), in pieces of whole characters up to a stop string (`found`): each
+    is what its tokens add to the decoded text before. What could still become a stop string is held back."""
 
     def __init__(self, prompt: IntArray, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         self.found = False

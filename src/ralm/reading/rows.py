@@ -52,9 +52,7 @@ class StrideRows:
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
         """Return those of the end of each prefix after a passage, and let the reading model score the targets too.
-
-        Another model reads the same sequences if it has the same tokenizer and can read as many tokens.
-        """
+        Another model reads the same sequences if it has the same tokenizer and can read as many tokens."""
         scorer, plan = self._scorer(), self.prepared.plan
         if model is not None and (not _share_tokens(scorer, model) or plan.options.max_length > model.max_length):
             return self._by_another(candidates, tokens, model)

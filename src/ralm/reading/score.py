@@ -1,14 +1,7 @@
 """Scores texts: from the hits of each stride to the log-probability of each token, in the mixture of REPLUG, Eq. 2.
 
-With one prompt prefix a row this is In-Context RALM, without passages the plain model. `ralm eval` goes through these
-files, in this order:
-
-1. `evaluation/perplexity.py`: `evaluate_text` puts the stages together and computes the perplexities.
-2. `reading/tokens.py`: the text as token ids, with the rows of its plan (`reading/plan.py`).
-3. `reading/sources.py`: the hits of each row; `reranking/` chooses among them (it sees `reading/rows.py`).
-4. `reading/score.py` (this file): the prompt prefixes of each row from the reader (`reading/in_context.py`,
-   `ensemble.py` or `concatenation.py`), a request for each, and the mixture of their log-probabilities.
-5. `lm/scoring.py`: merges the requests, keeps what was scored before, and calls the model.
+With one prompt prefix a row this is In-Context RALM, without passages the plain model. ARCHITECTURE.md lists the files
+that `ralm eval` goes through.
 
 Letters of shapes: R rows, K prompt prefixes of a row, T targets.
 """
@@ -51,10 +44,7 @@ def score_text(
     passages: Passages = (),
     parts: Parts = IN_CONTEXT,
 ) -> ScoredTokens:
-    """Score every target, each row read with its hits as the parts say; without `hits` no passage is read.
-
-    Raises PartError if one of them breaks its contract, UsageError if lengths do not fit.
-    """
+    """Score every target, each row read with its hits as the parts say; without `hits` no passage is read."""
     plan, scorer = prepared.plan, Scorer.of(model)
     rows, readings_R = rows_and_readings(prepared, scorer, hits, passages, parts)
     pairs = [*zip(rows_with_targets(plan), readings_R, strict=True)]
@@ -136,11 +126,9 @@ class Ending:
         first_token: int | None,
         evidence: int = 0,
     ) -> "Ending":
-        """Return the ending `targets` of a context that follows each prompt prefix.
-
-        A context that does not fit into `max_length` loses its oldest tokens. If nothing comes before the targets,
-        `first_token` does. With several readings up to `evidence` tokens before the targets are scored too.
-        """
+        """Return the ending `targets` of a context that follows each prompt prefix, without its oldest tokens if it
+        does not fit into `max_length`; `first_token` stands before an ending with nothing before it. With several
+        readings up to `evidence` tokens before the targets are scored too."""
         contexts, begins = [], []
         for prompt_prefix in readings:
             document, before = prompt_prefix.tokens, context

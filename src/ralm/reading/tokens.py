@@ -20,11 +20,8 @@ _MAX_UNKNOWN: Final = 0.5
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedText:
     """A text, its tokens (int64, N), the first and one past the last character of each (int64, N x 2), and its plan.
-
-    In rolling windows the first token is an end-of-text token before the text, and the tokenizer's special tokens are
-    around the text; all these have empty spans. `unknown_tokens` counts the tokens that stand for text that the
-    tokenizer does not know.
-    """
+    Tokens around the text, such as the end-of-text token before rolling windows, have empty spans. `unknown_tokens`
+    counts those that stand for text that the tokenizer does not know."""
 
     text: str
     tokens: IntArray
@@ -57,11 +54,8 @@ class PreparedText:
 def prepare_text(
     text: str, tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None
 ) -> PreparedText:
-    """Tokenise a text and plan it; with `limit_tokens`, only its first tokens, up to the last complete character.
-
-    Warns (RalmWarning) if the tokenizer does not know some of the text. Raises TextError if that is most of it, or if
-    the text is too short, ModelError if the plan needs a token before the text and the tokenizer has none.
-    """
+    """Tokenise a text and plan it; with `limit_tokens`, only its first tokens, up to the last complete character. Warns
+    if the tokenizer does not know some of the text; TextError if that is most of it, or the text too short."""
     tokenizer = full_tokenizer(tokenizer)
     text, tokens, spans_N2 = _encode_beginning(text, tokenizer, limit_tokens)
     unknown_tokens = _count_unknown(text, tokens, spans_N2, tokenizer)
@@ -133,12 +127,9 @@ def _visible(text: str) -> int:
 
 
 class PassageDocuments:
-    """Passages as token ids: title, newline, text, cut to `document_tokens`; each is encoded once.
-
-    Each begins with the special tokens that `bos` selects (`first`, int64), as does a row without a passage. If `bos`
-    is None, as in the official code, passages begin with those that the tokenizer adds by default, and such a row with
-    nothing. Raises UsageError if `document_tokens` leaves no room for these tokens.
-    """
+    """Passages as token ids: title, newline, text, cut to `document_tokens`; each is encoded once. Each begins with the
+    special tokens that `bos` selects (`first`, int64), as does a row without a passage; if `bos` is None, as in the
+    official code, with those that the tokenizer adds by default, and such a row with nothing."""
 
     def __init__(self, passages: Passages, tokenizer: Tokenizer, document_tokens: int, bos: Bos | None = None) -> None:
         self.first = _NOTHING if bos is None else first_tokens(tokenizer, bos)

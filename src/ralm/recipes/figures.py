@@ -63,8 +63,7 @@ def draw(result: results.Result, path: Path) -> None:
 
 
 def _draw_lines(axes: Axes, points: Sequence[_Point], drawn: recipe.Figure) -> None:
-    """A line for each model and way of reading, each with its own colour and marker; a level one for what has no place
-    on the x axis. The legend is beside the panel."""
+    """A line for each model and way of reading; a level one for what has no place on the x axis."""
     labels = list(dict.fromkeys(point.series for point in points))
     colours = colormaps["tab10" if len(labels) <= 10 else "tab20"].colors
     for label, colour, marker in zip(labels, itertools.cycle(colours), itertools.cycle(_MARKERS), strict=False):

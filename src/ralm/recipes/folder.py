@@ -47,10 +47,7 @@ _HASH: Final = 16
 
 @dataclass(eq=False)
 class RecipeFolder:
-    """The folder of recipes, with the user's `replacements` of resources, by name, and how a `model` runs.
-
-    Nothing is read or written before `check` or `begin`.
-    """
+    """The folder of recipes, with the user's `replacements` of resources, by name, and how a `model` runs."""
 
     folder: Path
     replacements: Mapping[str, str] = field(default_factory=dict)

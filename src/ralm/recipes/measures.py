@@ -81,8 +81,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure of finished steps: that of a function of this module, by its name, which takes the paths of their
-    results, and options."""
+    """A figure of finished steps: that of the function with this name, of the paths of their results and options."""
 
     name: str
     steps: tuple[Step, ...]
@@ -220,11 +219,8 @@ def class_of(text: str, before: str) -> TokenClass:
 
 
 def gain_by_frequency(run: Path, without: Path, index: Path, lowest: float, end: float = math.inf) -> Sample:
-    """Return the mean gain of tokens in words that stand in `lowest` to `end` of a million passages.
-
-    `index` is an index for BM25 of the corpus: its terms are counted, so words without a term, such as stop words, are
-    left out.
-    """
+    """Return the mean gain of tokens in words that stand in `lowest` to `end` of a million passages. Terms of the BM25
+    index `index` are counted: words without a term, such as stop words, are left out."""
     rates_T = _rates(run, index)
     with np.errstate(invalid="ignore"):
         chosen_T = (rates_T >= lowest) & (rates_T < end)
@@ -255,11 +251,8 @@ def words_of_tokens(texts: Sequence[str]) -> list[str]:
 
 
 def gain_below_overlap(run: Path, without: Path, percent: float) -> Sample:
-    """Return by how many percent passages lower the token perplexity, without those that overlap the text more.
-
-    The overlap of a passage is the share of its runs of eight words that stand in the evaluated text. A target whose
-    passage overlaps more counts as read without passages.
-    """
+    """Return by how many percent passages lower the token perplexity, if a target whose passage overlaps the text more
+    counts as read without: the share of the passage's runs of eight words that stand in the text."""
     gain_T = np.where(_overlaps(run) <= percent / 100, _gains(run, without), 0.0)
     return stretches(gain_T, lambda mean: -100 * np.expm1(-mean))
 

@@ -9,8 +9,7 @@ from ralm.recipes.steps import Step, in_order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How large a run is: the paper's, or `small`, for stand-ins. `limit_tokens` of a text and `limit` of questions are
-    read; None is all."""
+    """How large a run is: `small` or the paper's; at most `limit_tokens` of a text and `limit` questions are read."""
 
     small: bool = False
     limit_tokens: int | None = None
@@ -23,11 +22,8 @@ STAND_IN_SCALE: Final = Scale(small=True, limit_tokens=2_000, limit=16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A figure of a table: of a `model` that reads as `how` says, in a `column`; in a figure, `at` a place of its x.
-
-    In a figure, `line` is the one that it is drawn in, by default that of its model. `measure` is None if the figure
-    cannot be measured again; `why_not` says why.
-    """
+    """A figure of a table: of a `model` that reads as `how` says, in a `column`; in a figure, `at` a place of its x, in
+    the `line` of its model by default. `measure` is None if it cannot be measured again; `why_not` says why."""
 
     model: str
     how: str
@@ -59,10 +55,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A table or figure of a paper: its cells, the orders that it shows, and how it is drawn.
-
-    `differs` says what this recipe does otherwise than the paper, and why.
-    """
+    """A table or figure of a paper: its cells, its orders, how it is drawn, and how it `differs` from the paper."""
 
     name: str
     paper: str

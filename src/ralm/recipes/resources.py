@@ -13,14 +13,12 @@ FileForm = Literal["", "joined", "wikitext", "articles", "lines", "titles"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """One data set or model that a recipe reads.
-
-    `source` is the hub name or file that a command takes. If `form` is set, the data set is written to a file first:
-    `joined` and `wikitext` make one text of all rows, `articles` and `lines` make JSON Lines of documents, `titles`
-    makes a list of the titles in texts of WikiText (`made_of`). `only` keeps the rows in which a field, such as
-    `meta.pile_set_name`, has a value; `max_rows` keeps the first ones. `note` has the licence, and what replaces data
-    that is no longer public. A model has a `label`, its name in the papers, and `billions` of parameters.
-    """
+    """One data set or model that a recipe reads: `source` is the hub name or file that a command takes. If `form` is
+    set, the data set is written to a file first: `joined` and `wikitext` make one text of all rows, `articles` and
+    `lines` JSON Lines of documents, `titles` a list of the titles in texts of WikiText (`made_of`). `only` keeps the
+    rows in which a field, such as `meta.pile_set_name`, has a value; `max_rows` keeps the first ones. `note` has the
+    licence, and what replaces data that is no longer public. A model has a `label`, its name in the papers, and
+    `billions` of parameters."""
 
     name: str
     kind: ResourceKind

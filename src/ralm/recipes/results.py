@@ -39,11 +39,8 @@ _Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A recipe with a row for each cell and order, as JSON has them: with our figure and its 95% interval, None if
-    nothing can be measured, or of one unit.
-
-    `changes` lists how the run differs from the recipe, `commands` those of its steps.
-    """
+    """A recipe with a row for each cell and order, as JSON has them: our figure and its 95% interval, None if there is
+    none. `changes` lists how the run differs from the recipe, `commands` those of its steps."""
 
     recipe: Recipe
     cells: Sequence[_Row]
@@ -65,10 +62,7 @@ class Result:
 def measure_recipe(
     recipe: Recipe, folder: RecipeFolder, changes: Sequence[str] = (), *, is_partial: bool = False
 ) -> Result:
-    """Measure every cell and order from the results of its steps; with `is_partial`, they read a part of the text.
-
-    Raises DamagedFolderError if one cannot be read.
-    """
+    """Measure every cell and order from the results of its steps; with `is_partial`, they read a part of the text."""
     paths = {step: folder.path_of(step) for step in recipe.steps}
     samples = {measure: measure.sample(paths) for measure in recipe.measures}
     is_comparable = not (folder.stand_in or is_partial)
@@ -112,11 +106,8 @@ def _cell_row(cell: Cell, sample: Sample | None, folder: RecipeFolder, is_compar
 
 
 def order_row(order: Order, better: Sample, worse: Sample) -> _Row:
-    """Return an order with both figures, the change from the worse to the better one with the 95% interval of a paired
-    bootstrap, and whether it is seen: if the interval leaves out 0.
-
-    The change is a fraction of the worse figure where smaller is better, such as perplexity, otherwise a difference.
-    """
+    """Return an order with both figures, the change from the worse to the better one (a fraction of the worse where
+    smaller is better, else a difference) with the 95% interval of a paired bootstrap, and whether it leaves out 0."""
     row = {"order": order.text, "better": better.value, "worse": worse.value}
     several = len(better.counts_U) > 1 and better.counts_U.sum() > 0
     if not (several and np.array_equal(better.counts_U, worse.counts_U)):
@@ -205,8 +196,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _paper_table(result: Result) -> str:
-    """The table as in the paper: a row for each way of reading, and beside each column of the paper one with our
-    figures; ours alone if the paper has none."""
+    """The table as in the paper: a row for each way of reading, and our figures beside each column of the paper."""
     columns = list(dict.fromkeys(row["column"] for row in result.cells))
     has_places = any(row["at"] is not None for row in result.cells)
     over = result.recipe.figure.over if result.recipe.figure else "at"

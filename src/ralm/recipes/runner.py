@@ -22,10 +22,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def run_steps(steps: Sequence[Step], folder: RecipeFolder, run: Callable[[list[str]], None]) -> None:
-    """Run the steps, which are in order, unless their results exist; `run` executes a command line.
-
-    Raises what a command raises, naming the step.
-    """
+    """Run the steps, which are in order, unless their results exist; `run` executes a command line."""
     folder.begin()
     steps = folder.distinct_steps(steps)
     for number, step in enumerate(steps, 1):
@@ -67,8 +64,7 @@ def script(steps: Sequence[Step], folder: RecipeFolder) -> Iterator[str]:
 
 
 def check_resources(steps: Sequence[Step], folder: RecipeFolder) -> None:
-    """Raise InputError, which lists them, if steps that are not done read models or data that are neither here nor on
-    the hub."""
+    """Raise InputError with the models and data of steps to be done that are neither here nor on the hub."""
     left = [step for step in folder.distinct_steps(steps) if not folder.is_done(step)]
     sources = {
         part: part.source if folder.is_from_hub(part) else folder.source_of(part)

@@ -43,10 +43,7 @@ class Checkpoints:
             partial.unlink()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, then remove all but the last two.
-
-        Raises StorageError if the disk is full; the earlier checkpoints stay.
-        """
+        """Write a checkpoint, then remove all but the last two; StorageError if the disk is full."""
         own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in checkpoint.tensors.items()}
         content = save(own, {_FACTS: json.dumps(checkpoint.facts)})
         file = self._folder / f"checkpoint-{checkpoint.step}-{_hash(content)}.safetensors"

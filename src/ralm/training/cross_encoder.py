@@ -37,12 +37,9 @@ _LIKELIHOODS: Final = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0)
 def fitted_priors(
     signals: Signals, examples_E: IntArray, ends_EKJ: FloatArray | None = None, *, rank: bool = True
 ) -> tuple[float, PrefixLikelihood | None]:
-    """The weight of the rank, in steps of 0.05, and the likelihood with which both together have the lowest loss
-    (In-Context RALM, Eq. 9) on some examples; None if the likelihood does not lower it.
-
-    `ends_EKJ`: log-probabilities of the last tokens of the prefixes after each candidate, from the last one on; without
-    them no likelihood is tried. Without `rank` its weight is 0.
-    """
+    """Return the weight of the rank, in steps of 0.05 (0 without `rank`), and the likelihood with which both together
+    have the lowest loss (In-Context RALM, Eq. 9) on some examples; None if the likelihood does not lower it.
+    `ends_EKJ`: log-probabilities of the last tokens of prefixes after each candidate, the last one first."""
     log_probs_EK = signals.log_probs_EK[examples_E]
     log_probs, there = torch.from_numpy(log_probs_EK), torch.from_numpy(np.isfinite(log_probs_EK))
     tried: list[PrefixLikelihood | None] = [None]
@@ -68,11 +65,8 @@ _PAIRS_A_PASS: Final = {"cpu": 16, "cuda": 64}
 
 
 class TrainableCrossEncoder(loop.TrainableModel):
-    """A cross-encoder that learns to choose among the candidates of signals.
-
-    What it knows before, the rank and the likelihood, is fitted to the examples `fitted_to` before its first loss,
-    unless it is restored; None leaves it as it is.
-    """
+    """A cross-encoder that learns to choose among the candidates of signals. The rank and the likelihood are fitted to
+    the examples `fitted_to` before its first loss, unless it is restored; None leaves them as they are."""
 
     def __init__(
         self,

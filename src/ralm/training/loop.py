@@ -56,12 +56,9 @@ _logger = logging.getLogger(__name__)
 
 
 class TrainableModel(ABC):
-    """A small model and its loss on numbered examples.
-
-    `module` holds all weights that training changes. `documents_E`: the ids of the documents that the examples are
-    from. `at_once` is how many examples are in memory at once: the gradient of a batch is summed over parts of that
-    size.
-    """
+    """A small model and its loss on numbered examples, which are from the documents with the ids `documents_E`.
+    `module` holds all weights that training changes. `at_once` is how many examples are in memory at once: the gradient
+    of a batch is summed over parts of that size."""
 
     module: torch.nn.Module
     documents_E: Sequence[str]
@@ -112,14 +109,10 @@ def train(
     force: bool = False,
 ) -> Trained:
     """Train a model on examples and write its folder atomically: the model, its losses as table and plot, a manifest.
-
     The module ends with the weights of the lowest held-out loss, or of the last step if nothing is held out; then
     `results` returns what the manifest says of them. A training with this `config` that was killed resumes at its last
-    checkpoint. Call this within `own_randomness`. Raises FolderExistsError if `out` exists and `force` is not set or
-    another process is training into it, UsageError if a training with another `config` was begun there or the budget
-    has no room for a step, ModelError if a loss is not finite, StorageError if the disk is full; the last checkpoint
-    stays.
-    """
+    checkpoint. Call this within `own_randomness`. Raises UsageError if a training with another `config` was begun there
+    or the budget has no room for a step, ModelError if a loss is not finite; the last checkpoint stays."""
     out = Path(out)
     check_output(out, kind=kind, force=force)
     with resume.unfinished_run(out, config, force=force) as work:
@@ -137,8 +130,7 @@ def train(
 
 
 def read_trained(out: Path | str, kind: FolderKind, config: dict[str, JsonValue]) -> Trained | None:
-    """The outcome of a training with this `config` that wrote this folder; None if the folder is missing, damaged, or
-    another one."""
+    """The outcome of a training with this `config` that wrote this folder; None if it is missing, damaged or other."""
     out = Path(out)
     try:
         manifest = read_manifest(out, kind=kind)
@@ -157,8 +149,7 @@ def _outcome(out: Path, manifest: Manifest, rows: Sequence[dict[str, Any]]) -> T
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a training is: everything of it, apart from tensors, that a checkpoint holds. `planned`: the steps of the
-    whole training; None until the time of a step is known."""
+    """How far a training is, apart from tensors; the `planned` steps are None until the time of a step is known."""
 
     step: int = 0
     planned: int | None = None
@@ -288,10 +279,8 @@ class _Training:
 
     def _losses(self, examples_E: IntArray, draws: np.random.Generator | None) -> Iterator[torch.Tensor]:
         """The losses of as many examples at a time as are in memory at once, with the large products in the precision
-        that the options name. Raises ModelError with the name of the first example whose loss is not finite.
-
-        On a CPU in bfloat16, attention is plain products: the gradient of torch's fused kernel takes longer there.
-        """
+        that the options name; ModelError names the first example whose loss is not finite. On a CPU in bfloat16,
+        attention is plain products: the gradient of torch's fused kernel takes longer there."""
         lower = self._options.precision == "bfloat16"
         for begin in range(0, len(examples_E), self._model.at_once):
             examples_B = examples_E[begin : begin + self._model.at_once]

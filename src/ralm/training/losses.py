@@ -17,10 +17,8 @@ def marginal_loss(scores_BK: torch.Tensor, log_probs_BK: torch.Tensor, there_BK:
 
 
 def torch_mix(log_probs_BK: torch.Tensor, scores_BK: torch.Tensor) -> torch.Tensor:
-    """Return the log-probability of each continuation under the average with weights softmax(scores), in torch.
-
-    It is `ralm.reading.mixture.mix` (REPLUG, Eq. 2) with `similarity_log_weights`, with a gradient for the scores.
-    """
+    """Return the log-probability of each continuation under the average with weights softmax(scores), in torch:
+    `ralm.reading.mixture.mix` (REPLUG, Eq. 2) with `similarity_log_weights`, with a gradient for the scores."""
     return (scores_BK + log_probs_BK).logsumexp(dim=1) - scores_BK.logsumexp(dim=1)
 
 

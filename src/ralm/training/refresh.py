@@ -21,11 +21,8 @@ _KEPT: Final = 2
 
 
 class Versions:
-    """Versions of the vectors of an index in a folder.
-
-    `vectors`: the set whose options versions have. `device`: where passages are encoded. `ahead` may encode passages
-    on other machines first.
-    """
+    """Versions of the vectors of an index in a folder, with the options of the set `vectors`; passages are encoded on
+    `device`, unless `ahead` has encoded them on other machines."""
 
     def __init__(
         self, folder: Path, index: Index, vectors: str | None, device: str, ahead: RemoteEncoding | None = None
