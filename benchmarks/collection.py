@@ -55,9 +55,9 @@ def real_passages() -> Iterator[str]:
     for name in _CORPORA:
         with gzip.open(DATA / f"{name}.jsonl.gz", "rt", encoding="utf-8") as stream:
             for line in stream:
-                yield from split_by_words(json.loads(line)["text"], _WORDS)
+                yield from (piece.text for piece in split_by_words(json.loads(line)["text"], _WORDS))
     for document in standard_library_documentation():
-        yield from split_by_words(document.text, _WORDS)
+        yield from (piece.text for piece in split_by_words(document.text, _WORDS))
 
 
 def real_collection() -> Collection:

@@ -34,7 +34,7 @@ WORDS = 100
 def texts_of(source: Path) -> Iterator[str]:
     with gzip.open(source, "rt", encoding="utf-8") as stream:
         for line in stream:
-            yield from split_by_words(json.loads(line)["text"], WORDS)
+            yield from (piece.text for piece in split_by_words(json.loads(line)["text"], WORDS))
 
 
 def made_up_texts() -> Iterator[str]:

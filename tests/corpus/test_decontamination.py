@@ -4,7 +4,9 @@ import pickle
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -32,6 +34,11 @@ def runs(text: str, ngram: int) -> list[tuple[str, ...]]:
     return [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
 
 
+def overlaps(decontamination: Decontamination, text: str) -> bool:
+    """Whether a text overlaps that is one passage."""
+    return decontamination.overlaps(text, [(0, len(text))])[0]
+
+
 @given(WORDS, WORDS, st.integers(1, 13))
 def test_overlap_is_what_the_plain_loop_says(evaluated: str, passage: str, ngram: int) -> None:
     evaluation_runs = set(runs(evaluated, ngram))
@@ -39,7 +46,7 @@ def test_overlap_is_what_the_plain_loop_says(evaluated: str, passage: str, ngram
         return
     found = [run in evaluation_runs for run in runs(passage, ngram)]
     decontamination = Decontamination.of(texts=[evaluated], ngram=ngram)
-    assert decontamination.overlaps(passage) == any(found)
+    assert overlaps(decontamination, passage) == any(found)
     assert decontamination.overlap(passage) == pytest.approx(sum(found) / max(1, len(found)))
 
 
@@ -50,25 +57,92 @@ def test_the_threshold_is_a_share_of_the_passage(evaluated: str, passage: str, n
     decontamination = Decontamination.of(texts=[evaluated], ngram=ngram, max_overlap=share)
     count = len(runs(passage, ngram))
     shared_runs = sum(run in set(runs(evaluated, ngram)) for run in runs(passage, ngram))
-    assert decontamination.overlaps(passage) == (shared_runs > share * count)
+    assert overlaps(decontamination, passage) == (shared_runs > share * count)
 
 
 def test_thirteen_words_are_too_many_and_twelve_are_not() -> None:
     words = EVALUATED.split()
     assert len(words) == 13
     decontamination = Decontamination.of(texts=[EVALUATED])
-    assert decontamination.overlaps(
-        "Before: the QUICK -- brown fox\njumps over the 'lazy' dog and then it sleeps; after"
+    assert overlaps(
+        decontamination, "Before: the QUICK -- brown fox\njumps over the 'lazy' dog and then it sleeps; after"
     )
-    assert not decontamination.overlaps(" ".join(words[:12]) + " it snores")
-    assert not decontamination.overlaps(" ".join(words[1:]))
-    assert not decontamination.overlaps("")
+    assert not overlaps(decontamination, " ".join(words[:12]) + " it snores")
+    assert not overlaps(decontamination, " ".join(words[1:]))
+    assert not overlaps(decontamination, "")
+
+
+@given(WORDS, st.lists(WORDS, min_size=1, max_size=4), st.integers(1, 6), st.floats(0, 0.99))
+def test_runs_with_a_word_of_a_passage_are_its_own(evaluated: str, parts: list[str], ngram: int, share: float) -> None:
+    if not runs(evaluated, ngram):
+        return
+    decontamination = Decontamination.of(texts=[evaluated], ngram=ngram, max_overlap=share)
+    text, spans = "", []
+    for part in parts:
+        spans.append((len(text), len(text) + len(part)))
+        text += f"{part} "
+    forbidden, words = {*runs(evaluated, ngram)}, 0
+    for part, left_out in zip(parts, decontamination.overlaps(text, spans), strict=True):
+        own = range(words, words + len(part.split()))
+        words = own.stop
+        mine = [run for first, run in enumerate(runs(text, ngram)) if {*range(first, first + ngram)} & {*own}]
+        assert left_out == (sum(run in forbidden for run in mine) > share * max(1, len(mine)))
+
+
+SENTENCE = (
+    "the \u201cquick\u201d brown fox jumps over a lazy dog\u2019s house\u2014and then it sleeps for well-nigh ever"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the 'quick' brown fox jumps over a lazy dog's house - and then it sleeps for well nigh ever",
+        "the \xabquick\xbb brown fox jumps over a la\xadzy dog\u02bcs house\u2013and then it sleeps for well\u2011nigh ever",
+        "the quick brown fox\njumps over\r\na lazy dog's\n\nhouse, and then it sleeps for well-\nnigh ever",
+        "the quick brown fox jum-\nps over a lazy dog's house and then it sleeps for well-nigh ever",
+        "the quick brown fox jumps over a lazy dog\u2019s house and then it sleeps for well\xad\nnigh ever",
+        "_the_ *quick* brown\u200b fox jumps o\u200bver a lazy dog's house | and then it sleeps for well nigh ever",
+        "\uff54\uff48\uff45 quick brown fox jumps over a lazy dog's house and then it sleeps for well nigh ever",
+    ],
+)
+def test_layout_hides_no_contamination(text: str) -> None:
+    """Quotes, dashes, hyphens, line breaks and width do not matter, nor where a passage ends."""
+    decontamination = Decontamination.of(texts=[SENTENCE], ngram=13)
+    assert overlaps(decontamination, text)
+    removals = Removals()
+    document = Document("d", "", f"{'before ' * 95}{text} {'after ' * 100}")
+    left = [*make_passages([document], Splitting(words=100), decontamination=decontamination, removals=removals)]
+    assert removals.count(BY_OVERLAP) == 2
+    assert not any("fox" in passage.text or "sleeps" in passage.text for passage in left)
+
+
+def test_a_sentence_without_spaces_is_found() -> None:
+    sentence = "\u4eba\u4eba\u751f\u800c\u81ea\u7531\u5728\u5c0a\u56b4\u548c\u6b0a\u5229\u4e0a\u4e00\u5f8b\u5e73\u7b49"
+    decontamination = Decontamination.of(texts=[sentence])
+    assert overlaps(decontamination, f"\u4ed6\u5011{sentence[:5]}\n{sentence[5:]}\u3002")
+    assert not overlaps(decontamination, sentence[:12] + "\u4ed6")
+
+
+@pytest.mark.parametrize("split", ["words", "sentences", "structure"])
+def test_overlapping_and_short_passages_are_left_out(split: Any) -> None:
+    """Also where passages repeat words of the one before, or are shorter than a run."""
+    text = ". ".join(f"Sentence {number} of {number} words that nobody wrote" for number in range(40)) + "."
+    decontamination = Decontamination.of(texts=[text[400:560]], ngram=13)
+    for splitting in (Splitting(split=split, words=7), Splitting(split=split, words=30)):
+        left = [
+            one.text for one in make_passages([Document("d", "", text)], splitting, decontamination=decontamination)
+        ]
+        assert left
+        assert not any(
+            overlaps(decontamination, f"{one} {other}") for one, other in pairwise(left) if f"{one} {other}" in text
+        )
 
 
 def test_runs_do_not_go_on_from_one_text_to_the_next() -> None:
     decontamination = Decontamination.of(texts=["a b c", "d e f"], ngram=3)
-    assert not decontamination.overlaps("b c d e")
-    assert decontamination.overlaps("c d e f")
+    assert not overlaps(decontamination, "b c d e")
+    assert overlaps(decontamination, "c d e f")
 
 
 def test_options_that_make_no_sense() -> None:
@@ -85,12 +159,12 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
     """Python's own hashes differ from process to process: nothing may rest on them."""
     path = tmp_path / "decontamination"
     path.write_bytes(pickle.dumps(Decontamination.of(texts=[EVALUATED])))
-    program = f"import pickle; print(pickle.load(open({str(path)!r}, 'rb')).overlaps({EVALUATED!r}))"
+    program = f"import pickle; print(pickle.load(open({str(path)!r}, 'rb')).overlap({EVALUATED!r}))"
     for seed in ("1", "2"):
         run = subprocess.run(
             [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
         )
-        assert run.stdout == "True\n"
+        assert run.stdout == "1.0\n"
 
 
 @pytest.mark.parametrize(

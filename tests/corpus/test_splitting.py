@@ -1,17 +1,24 @@
 """Splitting: no word lost, none twice, every passage a slice of its document."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import pytest
+import regex
 from hypothesis import given, strategies as st
 
 from ralm.corpus.splitting import Splitting, make_passages, split_by_model_tokens, split_by_words, split_document
+from ralm.corpus.structure import Piece
+from ralm.corpus.words import count_words
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.records import Document, IntArray
 from tests.fakes import WordTokenizer
 from tests.shared_data import shared
 
-TEXTS = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(" \n\t\x1c\x85\u3000é中😀")))
+TEXTS = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(" \n\t\x1c\x85\u3000é中กี้。😀")))
+SPACED = st.text(st.sampled_from(" \n\t\x1c\x85\u3000aé\u0301한ж,.!😀"))
 
 
 class ByteTokenizer(WordTokenizer):
@@ -22,38 +29,78 @@ class ByteTokenizer(WordTokenizer):
         return np.array([*text.encode()], dtype=np.int64), np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
-def assert_slices_in_order(pieces: list[str], text: str) -> None:
+def assert_slices_in_order(pieces: list[Piece], text: str) -> None:
+    """Each is where it says, nothing but white space is lost, and no character is cut from its marks."""
+    ends = {match.end() for match in regex.finditer(r"\X", text)} | {0}
     position = 0
     for piece in pieces:
-        assert piece == piece.strip() != ""
-        position = text.index(piece, position) + len(piece)
+        assert piece.text == piece.text.strip() != ""
+        assert piece.text == text[piece.begin : piece.end].strip()
+        assert piece.begin >= position
+        before = text[position : piece.begin]
+        assert before == "" or before.isspace()
+        assert piece.begin in ends or text[piece.begin - 1].isspace()
+        position = piece.end
+    assert text[position:].strip() == ""
+
+
+@given(SPACED, st.integers(1, 7))
+def test_by_words_no_word_is_lost_and_none_is_twice(text: str, words: int) -> None:
+    pieces = list(split_by_words(text, words))
+    assert [word for piece in pieces for word in piece.text.split()] == text.split()
+    assert all(len(piece.text.split()) == words for piece in pieces[:-1])
+    assert all(1 <= len(piece.text.split()) <= words for piece in pieces[-1:])
+    assert_slices_in_order(pieces, text)
 
 
 @given(TEXTS, st.integers(1, 7))
-def test_by_words_no_word_is_lost_and_none_is_twice(text: str, words: int) -> None:
+def test_scripts_without_spaces_are_cut_between_characters(text: str, words: int) -> None:
     pieces = list(split_by_words(text, words))
-    assert [word for piece in pieces for word in piece.split()] == text.split()
-    assert all(len(piece.split()) == words for piece in pieces[:-1])
-    assert all(1 <= len(piece.split()) <= words for piece in pieces[-1:])
     assert_slices_in_order(pieces, text)
+    assert all(count_words(piece.text, words) == words for piece in pieces[:-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "passages"),
+    [
+        ("人人生而自由\uff0c在尊嚴和權利上一律平等。", ["人人生而自由\uff0c", "在尊嚴和權利", "上一律平等。"]),
+        ("กำลังกินข้าว", ["กำลังกินข้", "าว"]),
+        ("東京 is the 首都です。", ["東京 is the", "首都です。"]),
+    ],
+)
+def test_scripts_without_spaces_worked_out_by_hand(text: str, passages: list[str]) -> None:
+    assert [piece.text for piece in split_by_words(text, 3)] == passages
+
+
+@pytest.mark.parametrize("split", ["words", "sentences", "structure"])
+def test_passages_of_text_without_spaces_are_as_short_as_others(split: Any) -> None:
+    document = Document("a", "", "人人生而自由在尊嚴和權利上一律平等" * 200 + "\n\n" + "เขากำลังกินข้าวอยู่ที่บ้าน" * 200)
+    texts = [piece.text for piece in split_document(document, Splitting(split=split, words=100))]
+    assert "".join("".join(texts).split()) == "".join(document.text.split())
+    assert max(map(len, texts)) < 600
+    assert all(count_words(text, 100) <= 100 for text in texts)
 
 
 @given(TEXTS, st.integers(1, 20))
 def test_by_tokens_nothing_but_white_space_is_lost_and_no_character_is_cut(text: str, tokens: int) -> None:
     pieces = list(split_by_model_tokens(text, full_tokenizer(ByteTokenizer()), tokens))
-    assert "".join("".join(piece.split()) for piece in pieces) == "".join(text.split())
     assert_slices_in_order(pieces, text)
+    longest = max((len(match[0].encode()) for match in regex.finditer(r"\X", text)), default=0)
     for piece in pieces:
-        assert len(piece.encode()) <= max(tokens, 4)
+        assert len(piece.text.encode()) <= max(tokens, longest)
+
+
+def texts_of(pieces: Iterable[Piece]) -> list[str]:
+    return [piece.text for piece in pieces]
 
 
 def test_by_tokens_worked_out_by_hand() -> None:
     tokenizer = full_tokenizer(ByteTokenizer())
-    assert list(split_by_model_tokens("abc défg", tokenizer, 6)) == ["abc d", "éfg"]
-    assert list(split_by_model_tokens("abcdefg", tokenizer, 3)) == ["abc", "def", "g"]
-    assert list(split_by_model_tokens("a😀😀b", tokenizer, 2)) == ["a", "😀", "😀", "b"]
-    assert "".join(split_by_model_tokens("a\ufffd\ufffdb", tokenizer, 4)) == "a\ufffd\ufffdb"
-    assert list(split_by_model_tokens(" \n ", tokenizer, 2)) == []
+    assert texts_of(split_by_model_tokens("abc défg", tokenizer, 6)) == ["abc d", "éfg"]
+    assert texts_of(split_by_model_tokens("abcdefg", tokenizer, 3)) == ["abc", "def", "g"]
+    assert texts_of(split_by_model_tokens("a😀😀b", tokenizer, 2)) == ["a", "😀", "😀", "b"]
+    assert "".join(texts_of(split_by_model_tokens("a\ufffd\ufffdb", tokenizer, 4))) == "a\ufffd\ufffdb"
+    assert texts_of(split_by_model_tokens(" \n ", tokenizer, 2)) == []
 
 
 def test_a_document_is_split_as_was_asked() -> None:
@@ -87,5 +134,4 @@ def test_by_tokens_of_gpt2() -> None:
     text = shared("data", "wikitext_raw", "test.txt").read_text(encoding="utf-8")[:200_000] + "中文😀 ᚠᛇᚻ " * 200
     for tokens in (1, 7, 128):
         pieces = list(split_by_model_tokens(text, full_tokenizer(GPT2Tokenizer()), tokens))
-        assert "".join("".join(piece.split()) for piece in pieces) == "".join(text.split())
         assert_slices_in_order(pieces, text)

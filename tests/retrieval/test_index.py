@@ -47,9 +47,9 @@ def test_what_goes_in_comes_out(index: Path) -> None:
     assert [number for number, _ in opened.bm25.retrieve(["red"], 5).of(0)] == [0, 1]
     assert [number for number, _ in opened.bm25.retrieve(["colour"], 5).of(0)] == [3, 1]
     assert opened.manifest.counts == {"documents": 2, "passages": 4, "terms": 7, "postings": 9, "tokens": 9}
-    assert opened.manifest.settings["bm25"] == {"analysis": "lucene-english", "stemmer": None, "k1": 0.9, "b": 0.4}
+    assert opened.manifest.settings["bm25"] == {"analysis": "plain-english", "stemmer": None, "k1": 0.9, "b": 0.4}
     assert opened.manifest.format_version == 3
-    assert opened.bm25.config["analysis"] == "lucene-english"
+    assert opened.bm25.config["analysis"] == "plain-english"
 
 
 def test_queries_are_analysed_as_the_passages_were(index: Path, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_queries_are_analysed_as_the_passages_were(index: Path, tmp_path: Path) 
         for hits in (one.bm25.retrieve(["foxes", "the"], 4) for one in (english, standard))
     ]
     assert found == [[[0], []], [[], [1]]]
-    assert standard.bm25.config["analysis"] == "lucene-standard"
+    assert standard.bm25.config["analysis"] == "plain-standard"
     assert english.fingerprint == open_index(index).fingerprint
 
 

@@ -8,9 +8,10 @@ from hypothesis import given, strategies as st
 from ralm.retrieval.analysis import LANGUAGES, Analyser, analysis_by_name
 from ralm.retrieval.marks import Mark, Marker, best_window, spans_of
 
-NAMES: Final = ["english", "standard", "cjk", *LANGUAGES]
+NAMES: Final = ["english", "standard", "cjk", *LANGUAGES, "lucene", "lucene-cjk", "lucene-greek"]
 ALPHABET: Final = (
     "aZs19_.,:;'\"- \n\u2019\u00e9\u0130\u0301\u200d\u3042\u4e00\u56fd\u30ab\uff76\uff9e\uac00\u0645\U0001f600"
+    "\u00ad\u200b\ufb01\u00b2\u2122\u0e01\u0e33\u0e49\u1100\u1161"
 )
 TEXTS: Final = st.text(ALPHABET, max_size=25) | st.text(max_size=15)
 
@@ -34,6 +35,9 @@ def test_every_term_of_a_text_is_marked_in_it(name: str, text: str) -> None:
         ("french", "avion", "l'avion, deux avions", ["l'avion", "avions"]),
         ("cjk", "東京", "東京都 京東 ABC東京", ["東京", "東京"]),
         ("cjk", "ガス", "ｶﾞｽ", ["ｶﾞｽ"]),
+        ("english", "field konzept", "The \ufb01eld: kon\u00adzept.", ["\ufb01eld", "kon\u00adzept"]),
+        ("english", "กินข้าว", "เขากำลังกินข้าวอยู่", ["กินข้าว"]),
+        ("german", "Zürich km2", "in Zu\u0308rich, 92 km\u00b2.", ["Zu\u0308rich", "km\u00b2"]),
     ],
 )
 def test_forms_of_a_word_are_marked(name: str, query: str, text: str, marked: list[str]) -> None:

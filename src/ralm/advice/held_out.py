@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final
 import numpy as np
 
 from ralm.answering.questions import Question
-from ralm.corpus.decontamination import NGRAM, Decontamination, words_of
+from ralm.corpus.decontamination import NGRAM, Decontamination
+from ralm.corpus.words import bare_words
 from ralm.errors import TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Option, check_options, seed_option
@@ -167,4 +168,4 @@ def _unit(
 @lru_cache(maxsize=8)
 def _overlap_with(text: str) -> Decontamination:
     """Finds runs of 13 words of a text in passages; none if the text is shorter."""
-    return Decontamination.of(texts=[text]) if len(words_of(text)) >= NGRAM else Decontamination()
+    return Decontamination.of(texts=[text]) if len(bare_words(text)) >= NGRAM else Decontamination()

@@ -77,7 +77,7 @@ def index_command(
     analyser: Annotated[
         str,
         Option(
-            "BM25: the language of the text, such as german; cjk for Chinese, Japanese, Korean; or standard.",
+            "BM25: the language of the text, such as german; cjk for Chinese, Japanese, Korean; standard; or lucene.",
             needs=_BM25,
         ),
     ] = "english",

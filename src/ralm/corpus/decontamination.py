@@ -1,11 +1,11 @@
 """Keeps evaluation texts out of a corpus, by article title and by shared runs of words (n-grams).
 
 Titles remove whole documents, as in the code of both papers. Shared words remove *passages*, by GPT-3's rule (a shared
-run of 13 words) and RETRO's measure (the share of a passage that is shared). A run that is split between two passages,
-and passages of fewer than `ngram` words, are not detected.
+run of 13 words) and RETRO's measure (the share of a passage that is shared). A run that stands in several passages of a
+document removes all of them. Words are those of `bare_words`, so layout, quotes, dashes and hyphens do not matter.
 """
 
-import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ from typing import Annotated, Final
 from pydantic import JsonValue
 
 from ralm.corpus.files import read_text, read_utf8
+from ralm.corpus.words import bare_words, is_broken, placed_bare_words
 from ralm.errors import CorpusError, UsageError
 from ralm.options import Option, check_options
 from ralm.records import Document
@@ -25,7 +26,6 @@ BY_OVERLAP: Final = "overlap with an evaluation text"
 NGRAM: Final = 13
 """Words in a row that count as overlap, as for GPT-3."""
 _MAX_OVERLAP: Final = 0.0
-_WORD: Final = re.compile(r"\w+")
 _CLUE_WORDS: Final = 4
 _ROWS_LISTED: Final = 10_000
 
@@ -67,10 +67,12 @@ class Decontamination:
         """
         options = cls(ngram=ngram, max_overlap=max_overlap)
         hashes, clues, lengths = set[int](), set[str](), list[int]()
-        for words in map(words_of, texts):
-            hashes.update(map(run_hash, runs_of(words, ngram)))
-            clues.update(runs_of(words, min(_CLUE_WORDS, ngram)))
-            lengths.append(len(words))
+        for text in texts:
+            for joined in _readings(text):
+                words = bare_words(text, joined=joined)
+                hashes.update(map(run_hash, runs_of(words, ngram)))
+                clues.update(runs_of(words, min(_CLUE_WORDS, ngram)))
+                lengths.append(len(words))
         if lengths and not hashes:
             raise UsageError(f"`ngram` {ngram} is longer than the evaluation texts ({max(lengths)} words); lower it.")
         forbidden = frozenset(normal_title(title) for title in titles) - {""}
@@ -90,23 +92,48 @@ class Decontamination:
         """Whether the document's title is forbidden."""
         return bool(self.titles) and normal_title(document.title) in self.titles
 
-    def overlaps(self, passage: str) -> bool:
-        """Whether the passage shares too much with the evaluation texts."""
-        return bool(self.hashes) and self.overlap(passage) > self.max_overlap
-
     def overlap(self, passage: str) -> float:
-        """The share, from 0 to 1, of the passage's runs of `ngram` words that are in an evaluation text.
+        """The share, from 0 to 1, of the passage's runs of `ngram` words that are in an evaluation text."""
+        readings = [bare_words(passage, joined=joined) for joined in _readings(passage)]
+        return max(len(self._shared_runs(words)) / max(1, len(words) - self.ngram + 1) for words in readings)
 
-        A run of n words contains n - c + 1 clues of c words, so it contains exactly one of every (n - c + 1)th clue of
-        the passage. Only if that clue is in an evaluation text are the runs that contain it looked up.
+    def overlaps(self, text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
+        """Return which passages of a text share too much with the evaluation texts; each stands between two places.
+
+        The runs of a passage are those with a word of it, so one that straddles two passages is in both.
         """
-        words, n, c = words_of(passage), self.ngram, min(_CLUE_WORDS, self.ngram)
-        step, shared = n - c + 1, 0
+        every = [False] * len(spans)
+        for joined in _readings(text):
+            if not self._shared_runs(bare_words(text, joined=joined)):
+                continue
+            begins, ends, words = zip(*placed_bare_words(text, joined=joined), strict=True)
+            shared, runs = self._shared_runs(words), len(words) - self.ngram + 1
+            for place, (begin, end) in enumerate(spans):
+                first, last = bisect_right(ends, begin), bisect_left(begins, end)
+                own = range(max(0, first - self.ngram + 1), min(last, runs))
+                count = bisect_left(shared, own.stop) - bisect_left(shared, own.start)
+                every[place] |= first < last and count > self.max_overlap * max(1, len(own))
+        return every
+
+    def _shared_runs(self, words: Sequence[str]) -> list[int]:
+        """Return at which words a run begins that is in an evaluation text.
+
+        A run of n words contains n - c + 1 clues of c words, so it contains exactly one of every (n - c + 1)th clue.
+        Only if that clue is in an evaluation text are the runs that contain it looked up.
+        """
+        n, c = self.ngram, min(_CLUE_WORDS, self.ngram)
+        step, shared = n - c + 1, list[int]()
         for clue in range(0, len(words) - c + 1, step):
             if " ".join(words[clue : clue + c]) in self.clues:
-                runs = runs_of(words[max(0, clue - step + 1) : clue + n], n)
-                shared += sum(run_hash(run) in self.hashes for run in runs)
-        return shared / max(1, len(words) - n + 1)
+                first = max(0, clue - step + 1)
+                runs = enumerate(runs_of(words[first : clue + n], n), first)
+                shared += [begin for begin, run in runs if run_hash(run) in self.hashes]
+        return shared
+
+
+def _readings(text: str) -> list[bool]:
+    """Return whether words that are broken at the ends of lines are joined, for each way to read a text."""
+    return [False, True] if is_broken(text) else [False]
 
 
 class Removals:
@@ -178,11 +205,6 @@ def read_lines(path: Path, what: str, normal: Callable[[str], str] = str.strip) 
     if not lines:
         raise CorpusError(f"{path} holds no {what}; write one per line.")
     return lines
-
-
-def words_of(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
-    return _WORD.findall(text.lower())
 
 
 def runs_of(words: Sequence[str], length: int) -> Iterator[str]:

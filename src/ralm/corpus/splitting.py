@@ -12,7 +12,9 @@ from typing import Annotated, Final, Literal
 import numpy as np
 
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals
-from ralm.corpus.structure import Piece, runs_of_words, split_by_sentences, split_by_structure
+from ralm.corpus.plain import character_ends
+from ralm.corpus.structure import Piece, split_by_sentences, split_by_structure
+from ralm.corpus.words import runs_of_words
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import FullTokenizer
@@ -75,26 +77,30 @@ def split_document(document: Document, splitting: Splitting, tokenizer: FullToke
     if splitting.split == "sentences":
         return split_by_sentences(document.text, splitting.words, splitting.overlap_words)
     if splitting.tokens is None:
-        return map(Piece, split_by_words(document.text, splitting.words))
+        return split_by_words(document.text, splitting.words)
     assert tokenizer is not None, "passages of tokens need a tokenizer"
-    return map(Piece, split_by_model_tokens(document.text, tokenizer, splitting.tokens))
+    return split_by_model_tokens(document.text, tokenizer, splitting.tokens)
 
 
-def split_by_words(text: str, words: int) -> Iterator[str]:
-    """Slices of `words` words, the last one possibly shorter; words are those of `str.split`."""
-    return (match.group() for match in runs_of_words(words).finditer(text))
+def split_by_words(text: str, words: int) -> Iterator[Piece]:
+    """Slices of `words` words, the last one possibly shorter; `ralm.corpus.words` says what counts as one."""
+    return (Piece(text[begin:end], begin, end) for begin, end in runs_of_words(text, words))
 
 
-def split_by_model_tokens(text: str, tokenizer: FullTokenizer, tokens: int) -> Iterator[str]:
-    """Slices of at most `tokens` tokens; a character of several tokens is never split, even if it has more."""
+def split_by_model_tokens(text: str, tokenizer: FullTokenizer, tokens: int) -> Iterator[Piece]:
+    """Slices of at most `tokens` tokens; a character is never split from its marks, even if it has more tokens."""
     _, spans_N2 = tokenizer.encode_with_spans(text)
-    ends = [*(np.flatnonzero(spans_N2[1:, 0] >= spans_N2[:-1, 1]) + 1).tolist(), len(spans_N2)]
+    whole = spans_N2[1:, 0] >= spans_N2[:-1, 1]
+    if not text.isascii():
+        whole &= np.isin(spans_N2[1:, 0], character_ends(text))
+    ends = [*(np.flatnonzero(whole) + 1).tolist(), len(spans_N2)]
     begin = 0
     while begin < len(spans_N2):
         place = bisect_right(ends, begin + tokens) - 1
         end = ends[place] if place >= 0 and ends[place] > begin else ends[place + 1]
-        if piece := text[spans_N2[begin, 0] : spans_N2[end - 1, 1]].strip():
-            yield piece
+        first, last = int(spans_N2[begin, 0]), int(spans_N2[end - 1, 1])
+        if piece := text[first:last].strip():
+            yield Piece(piece, first, last)
         begin = end
 
 
@@ -116,7 +122,7 @@ def make_passages(
     number = 0
     for document in documents:
         pieces = split_document(document, splitting, tokenizer)
-        for text, path in _allowed(document, pieces, decontamination, removals):
+        for text, _, _, path in _allowed(document, pieces, decontamination, removals):
             under = (heading for heading in path if heading.casefold() != document.title.casefold())
             title = BELOW.join((document.title, *under))
             yield Passage(number, document.id, title[:_MAX_TITLE], text, metadata=document.metadata)
@@ -133,11 +139,8 @@ def _allowed(
     elif not decontamination.hashes:
         yield from pieces
     else:
-        removed = 0
-        for piece in pieces:
-            if decontamination.overlaps(piece.text):
-                removed += 1
-            else:
-                yield piece
-        if removed:
+        every = [*pieces]
+        overlaps = decontamination.overlaps(document.text, [(piece.begin, piece.end) for piece in every])
+        yield from (piece for piece, left_out in zip(every, overlaps, strict=True) if not left_out)
+        if removed := sum(overlaps):
             removals.add(BY_OVERLAP, document.id, document.title, removed)

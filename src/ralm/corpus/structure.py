@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from ralm.corpus.words import count_words, runs_of_words
 from ralm.errors import extra
 from ralm.records import Heading
 
@@ -34,9 +35,12 @@ _SHORT: Final = 4
 
 
 class Piece(NamedTuple):
-    """The text of a passage, and the headings that it stands under, the outermost first."""
+    """The text of a passage, which stands in its document from character `begin` to `end`, and the headings that it
+    stands under, the outermost first."""
 
     text: str
+    begin: int
+    end: int
     path: tuple[str, ...] = ()
 
 
@@ -120,13 +124,13 @@ def _packed(text: str, units: Iterable[_Unit], words: int, overlap: int) -> Iter
             continue
         is_section = unit.heading is not None and body == len(packed)
         if body and (count + unit.words > words or (is_section and count >= words // _SHORT)):
-            yield Piece(_text(text, packed[:body]), path)
+            yield _piece(text, packed[:body], path)
             rest = packed[body:]
             room = 0 if rest or unit.heading else min(overlap, words - unit.words)
             packed = rest or _last(packed, room)
             count, body = sum(one.words for one in packed), 0 if rest else len(packed)
         if not packed:
-            count = len(unit.header.split())
+            count = count_words(unit.header, words)
         if unit.heading is not None:
             under = [*(one for one in under if one.level < unit.heading.level), unit.heading]
         packed.append(unit)
@@ -134,8 +138,8 @@ def _packed(text: str, units: Iterable[_Unit], words: int, overlap: int) -> Iter
         if unit.heading is None:
             path = path if body else tuple(one.title for one in under)
             body = len(packed)
-    if packed and (last := _text(text, packed)):
-        yield Piece(last, path if body else tuple(one.title for one in under))
+    if packed and (last := _piece(text, packed, path if body else tuple(one.title for one in under))).text:
+        yield last
 
 
 def _last(units: Sequence[_Unit], words: int) -> list[_Unit]:
@@ -149,16 +153,17 @@ def _last(units: Sequence[_Unit], words: int) -> list[_Unit]:
     return kept
 
 
-def _text(text: str, units: Sequence[_Unit]) -> str:
-    body = text[units[0].begin : units[-1].end].strip()
-    return f"{units[0].header}\n{body}" if units[0].header else body
+def _piece(text: str, units: Sequence[_Unit], path: tuple[str, ...]) -> Piece:
+    begin, end, header = units[0].begin, units[-1].end, units[0].header
+    body = text[begin:end].strip()
+    return Piece(f"{header}\n{body}" if header else body, begin, end, path)
 
 
 def _units(text: str, headings: Sequence[Heading], words: int) -> Iterator[_Unit]:
     begin = 0
     for heading in headings:
         yield from _blocks(text, begin, heading.begin, words)
-        yield _Unit(heading.begin, heading.end, len(heading.title.split(None, words)), heading=heading)
+        yield _Unit(heading.begin, heading.end, count_words(heading.title, words), heading=heading)
         begin = heading.end
     yield from _blocks(text, begin, len(text), words)
 
@@ -178,7 +183,7 @@ def _plain_blocks(text: str, begin: int, end: int, words: int) -> Iterator[_Unit
     by_lines = _BLANK.search(text, begin, end) is None
     if by_lines and not _ROW.search(text, begin, end):  # most text of HTML: an item is a line
         for first, last in _between(text, begin, end, _LINE):
-            count = len(text[first:last].split(None, words))
+            count = count_words(text[first:last], words)
             if count > words:
                 yield from _sentences(text, first, last, words)
             elif count:
@@ -203,7 +208,7 @@ def _table(text: str, rows: Sequence[tuple[int, int]], words: int) -> Iterator[_
         return
     top = 1 + sum(1 for begin, end in rows[1:2] if _RULE.fullmatch(text, begin, end))
     header = text[rows[0][0] : rows[top - 1][1]]
-    if len(header.split(None, words)) > words // 2:
+    if count_words(header, words) > words // 2:
         header = ""
     first = rows[min(top, len(rows) - 1)][1]
     yield _unit(text, rows[0][0], first, words)
@@ -252,17 +257,12 @@ def _sentences(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
 
 def _words(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
     """The parts of a sentence or line that has too many words."""
-    for match in runs_of_words(words).finditer(text, begin, end):
-        yield _unit(text, *match.span(), words)
-
-
-def runs_of_words(words: int) -> re.Pattern[str]:
-    """Matches so many words, or fewer at the end; words are those of `str.split`."""
-    return re.compile(rf"\S++(?:\s++\S++){{0,{words - 1}}}+")  # possessive, to avoid backtracking
+    for first, last in runs_of_words(text, words, begin, end):
+        yield _unit(text, first, last, words)
 
 
 def _unit(text: str, begin: int, end: int, words: int, header: str = "") -> _Unit:
-    return _Unit(begin, end, len(text[begin:end].split(None, words)), header)
+    return _Unit(begin, end, count_words(text[begin:end], words), header)
 
 
 def _between(text: str, begin: int, end: int, separator: re.Pattern[str]) -> Iterator[tuple[int, int]]:

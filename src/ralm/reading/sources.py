@@ -18,7 +18,7 @@ from ralm.retrieval.expansion import expanded
 from ralm.retrieval.filters import parse_filter
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, numbered_passages, read_retrieval_file
-from ralm.retrieval.retriever import MemoizedRetriever, RetrieverOptions, open_retriever
+from ralm.retrieval.retriever import MemoizedRetriever, RetrieverOptions, allowed_mask, open_retriever
 from ralm.terminal import path_text
 from ralm.validation import config_of, retrieve_checked
 
@@ -61,7 +61,8 @@ class FromRetriever:
         where: dict[str, JsonValue] = {"index": path_text(opened.path), "fingerprint": opened.fingerprint}
         where |= {} if expand is None else {"expand": expand}
         where |= {} if filter_text is None else {"where": parse_filter(filter_text).text}
-        passages = expanded(opened.passages, expand, opened.manifest.settings.get("splitting"))
+        allowed_N = allowed_mask(opened, options, mask_N) if options and expand else None
+        passages = expanded(opened.passages, expand, opened.manifest.settings.get("splitting"), allowed_N)
         return cls(retriever, passages, where | config_of(retriever, "retriever"))
 
     def search(self, queries: Sequence[str], k: int) -> Hits:

@@ -5,7 +5,8 @@ from typing import Final, Literal
 
 from pydantic import JsonValue
 
-from ralm.corpus.decontamination import runs_of, words_of
+from ralm.corpus.decontamination import runs_of
+from ralm.corpus.words import bare_words
 from ralm.protocols import Retriever
 from ralm.records import BoolArray, Hits, Passages
 from ralm.retrieval.allowed import fetch_deeper, narrowed
@@ -70,7 +71,7 @@ class Distinct:
 
 def _shingles(text: str) -> frozenset[str]:
     """The runs of words of a text; a shorter text is one run."""
-    words = words_of(text)
+    words = bare_words(text)
     return frozenset(runs_of(words, min(_SHINGLE, len(words))))
 
 

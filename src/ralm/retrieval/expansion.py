@@ -1,19 +1,18 @@
 """Passages together with their neighbours in the document, read as one passage under the number of the hit."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, Final, overload
 
 from pydantic import JsonValue
 
+from ralm.corpus.words import runs_of_words
 from ralm.errors import UsageError
-from ralm.records import Passage, Passages
+from ralm.records import BoolArray, Passage, Passages
 from ralm.validation import MAX_COUNT
 
 WHOLE: Final = "document"
-_WORD: Final = re.compile(r"\S+")
 
 
 def check_expansion(expand: str) -> int | None:
@@ -30,11 +29,14 @@ class ExpandedPassages(Sequence[Passage]):
     document, or the whole document.
 
     `splitting`: how the index says that its documents were split. Words that two passages share where one ends and the
-    next begins are read once.
+    next begins are read once. `mask_N` (bool): the passages that may be read; neighbours end before others.
     """
 
-    def __init__(self, passages: Passages, expand: str, splitting: JsonValue = None) -> None:
+    def __init__(
+        self, passages: Passages, expand: str, splitting: JsonValue = None, mask_N: BoolArray | None = None
+    ) -> None:
         self._passages = passages
+        self._mask_N = mask_N
         self._neighbours = check_expansion(expand)
         recorded: Mapping[str, Any] = splitting if isinstance(splitting, dict) else {}
         self._overlap = int(recorded.get("overlap_words", 0))
@@ -56,30 +58,32 @@ class ExpandedPassages(Sequence[Passage]):
         most = len(self) if self._neighbours is None else self._neighbours
         before = range(hit.number - 1, max(-1, hit.number - 1 - most), -1)
         after = range(hit.number + 1, min(len(self), hit.number + 1 + most))
-        text = ""
+        text, last = list[str](), ""
         for passage in (*reversed(self._of_document(hit, before)), hit, *self._of_document(hit, after)):
-            more = self._without_repeated(text, passage.text)
-            text = f"{text}{self._between}{more}" if text and more else text + more
-        return replace(hit, text=text)
+            text += filter(None, [self._without_repeated(last, passage.text)])
+            last = passage.text
+        return replace(hit, text=self._between.join(text))
 
     def _of_document(self, hit: Passage, numbers: range) -> list[Passage]:
-        """The passages with these numbers, up to the end of the document of a hit."""
-        return [
-            *takewhile(lambda other: other.document_id == hit.document_id, map(self._passages.__getitem__, numbers))
-        ]
+        """The passages with these numbers, up to the end of the document of a hit, or to one that may not be read."""
+        allowed = numbers if self._mask_N is None else takewhile(self._mask_N.item, numbers)
+        others = map(self._passages.__getitem__, allowed)
+        return [*takewhile(lambda other: other.document_id == hit.document_id, others)]
 
-    def _without_repeated(self, text: str, following: str) -> str:
-        """The text that follows, without the words at its beginning that end the text before."""
-        if not self._overlap or not text:
+    def _without_repeated(self, before: str, following: str) -> str:
+        """The text of a passage without the words at its beginning that end the passage before."""
+        if not self._overlap or not before:
             return following
-        last = text.split()[-self._overlap :]
-        words = [*_WORD.finditer(following)][: self._overlap]
+        last = [before[begin:end] for begin, end in runs_of_words(before, 1)][-self._overlap :]
+        words = [*islice(runs_of_words(following, 1), self._overlap)]
         for count in range(min(len(last), len(words)), 0, -1):
-            if last[-count:] == [word[0] for word in words[:count]]:
-                return following[words[count - 1].end() :].lstrip()
+            if last[-count:] == [following[begin:end] for begin, end in words[:count]]:
+                return following[words[count - 1][1] :].lstrip()
         return following
 
 
-def expanded(passages: Passages, expand: str | None, splitting: JsonValue = None) -> Passages:
+def expanded(
+    passages: Passages, expand: str | None, splitting: JsonValue = None, mask_N: BoolArray | None = None
+) -> Passages:
     """The passages, with their neighbours if any are asked for."""
-    return passages if expand is None else ExpandedPassages(passages, expand, splitting)
+    return passages if expand is None else ExpandedPassages(passages, expand, splitting, mask_N)

@@ -21,6 +21,7 @@ class Marker:
     """Finds terms in texts, with the analyser of an index; without one, none. Only one thread may use it."""
 
     def __init__(self, analysis: Analysis | None) -> None:
+        self._analysis = analysis
         self._terms_of_word = lru_cache(_CACHED_WORDS)(analysis.prepare()) if analysis else lambda _: ()
 
     def terms(self, text: str) -> set[str]:
@@ -29,13 +30,11 @@ class Marker:
 
     def marks(self, text: str, terms: Container[str]) -> list[Mark]:
         """The words of a text that have these terms, in order; a term may be made of two words without a space."""
-        from ralm.retrieval.analysis.analysers import placed_words
-
         marks: list[Mark] = []
         first, before = 0, ""
-        for begin, word in placed_words(text):
-            end, own = begin + len(word), self._terms_of_word(word)
-            if begin == first + len(before):
+        for begin, end, word, follows in self._analysis.placed_words(text) if self._analysis else ():
+            own = self._terms_of_word(word)
+            if follows:
                 alone = {*self._terms_of_word(before), *own}
                 of_both = [term for term in self._terms_of_word(before + word) if term not in alone]
                 marks += [Mark(first, end, term) for term in of_both if term in terms]

@@ -148,18 +148,24 @@ def open_retriever(
 
     options = options or RetrieverOptions()
     opened = index if isinstance(index, Index) else open_index(index)
-    retriever, masks = _retriever(opened, options), [] if mask_N is None else [mask_N]
-    if options.forbidden_titles is not None:
-        masks.append(title_mask(opened.passages, decontamination.read_titles(Path(options.forbidden_titles))))
-    if options.where is not None:
-        masks.append(opened.columns.mask(parse_filter(options.where)))
-    if masks:
-        allowed_N = np.logical_and.reduce(masks)
+    retriever = _retriever(opened, options)
+    allowed_N = allowed_mask(opened, options, mask_N)
+    if allowed_N is not None:
         _LOG.info("%s of %s passages may be found", f"{np.count_nonzero(allowed_N):,}", f"{len(allowed_N):,}")
         retriever = narrowed(retriever, allowed_N)
     if options.distinct != "none":
         retriever = Distinct(retriever, opened.passages, options.distinct)
     return retriever
+
+
+def allowed_mask(index: "Index", options: RetrieverOptions, mask_N: BoolArray | None) -> BoolArray | None:
+    """Return the mask (bool) of the passages that may be found; None if all may be."""
+    masks = [] if mask_N is None else [mask_N]
+    if options.forbidden_titles is not None:
+        masks.append(title_mask(index.passages, decontamination.read_titles(Path(options.forbidden_titles))))
+    if options.where is not None:
+        masks.append(index.columns.mask(parse_filter(options.where)))
+    return np.logical_and.reduce(masks) if masks else None
 
 
 def title_mask(passages: PassageStore, titles: Iterable[str]) -> BoolArray:

@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.decontamination import NGRAM, run_hash, runs_of, words_of
+from ralm.corpus.decontamination import NGRAM, run_hash, runs_of
 from ralm.corpus.documents import Fields
+from ralm.corpus.words import bare_words
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
@@ -54,7 +55,7 @@ def find_candidates(
                 f"passage {number} has no document id, so passages of an example's own document cannot be skipped: "
                 "build the index with ids, or give `exclude=False` if the training text is not in the index."
             )
-        return passage.document_id, frozenset(map(run_hash, runs_of(words_of(passage.contents), NGRAM)))
+        return passage.document_id, frozenset(map(run_hash, runs_of(bare_words(passage.contents), NGRAM)))
 
     def is_allowed(example: Example, number: int) -> bool:
         document_id, runs = read(number)

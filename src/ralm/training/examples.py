@@ -8,7 +8,6 @@ Memory grows with the number of examples and with the longest document, not with
 """
 
 import heapq
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +19,7 @@ from pydantic import JsonValue
 from ralm.corpus.decontamination import NGRAM, run_hash, runs_of
 from ralm.corpus.documents import Fields
 from ralm.corpus.sources import fingerprint_of, read_documents
+from ralm.corpus.words import bare_words
 from ralm.errors import TextError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import FullTokenizer, Tokenizer
@@ -28,7 +28,6 @@ from ralm.retrieval.index import Index
 from ralm.terminal import path_text
 from ralm.training.options import ExampleOptions
 
-_WORD: Final = re.compile(r"\w+")
 _CHARACTERS_AROUND: Final = 400
 """Characters on each side of a continuation that hold the words of the runs that overlap it."""
 
@@ -178,10 +177,13 @@ def _examples(
 
 def _runs(text: str, begin: int, end: int) -> Sequence[int]:
     """Hashes of the runs of 13 words that overlap the characters from `begin` to `end`."""
-    first = max(0, begin - _CHARACTERS_AROUND)
-    found = list(_WORD.finditer(text[first : end + _CHARACTERS_AROUND].lower()))
-    words = [one.group() for one in found]
-    inside = [i for i, one in enumerate(found) if one.start() + first < end and one.end() + first > begin]
+    while begin and text[begin - 1].isalnum() and text[begin].isalnum():
+        begin -= 1
+    while end < len(text) and text[end - 1].isalnum() and text[end].isalnum():
+        end += 1
+    inside = bare_words(text[begin:end])
     if not inside:
         return ()
-    return [*map(run_hash, runs_of(words[max(0, inside[0] - NGRAM + 1) : inside[-1] + NGRAM], NGRAM))]
+    before = bare_words(text[max(0, begin - _CHARACTERS_AROUND) : begin])[-(NGRAM - 1) :]
+    after = bare_words(text[end : end + _CHARACTERS_AROUND])[: NGRAM - 1]
+    return [*map(run_hash, runs_of([*before, *inside, *after], NGRAM))]

@@ -4,13 +4,16 @@ A new analyser is a line in `_ANALYSES` and one in `analysers.terms_of_run`. An 
 so queries are analysed like its passages. `analysers.py` is imported on first use, so importing the names is cheap.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import Stemmer
 
 from ralm.errors import UsageError
+
+if TYPE_CHECKING:
+    from ralm.retrieval.analysis.analysers import PlacedWord
 
 TermsOfRun: TypeAlias = Callable[[str], tuple[str, ...]]
 """Returns the index terms, in order, of a run of characters without white space."""
@@ -38,13 +41,19 @@ class Analysis:
         """The name and version of the installed stemming library, if its versions differ in terms."""
         from importlib.metadata import version
 
-        return f"PyStemmer {version('PyStemmer')}" if self.recorded.startswith(_SNOWBALL) else None
+        return f"PyStemmer {version('PyStemmer')}" if self.name.removeprefix(LUCENE) in LANGUAGES else None
 
     def prepare(self) -> TermsOfRun:
         """The function that returns the terms of a run, which only one thread may use."""
         from ralm.retrieval.analysis.analysers import terms_of_run
 
         return terms_of_run(self.name)
+
+    def placed_words(self, text: str) -> "Iterator[PlacedWord]":
+        """Return the words of a text, in order."""
+        from ralm.retrieval.analysis.analysers import placed_words
+
+        return placed_words(self.name, text)
 
 
 class Analyser:
@@ -71,28 +80,34 @@ class Analyser:
         return terms
 
 
-_SNOWBALL: Final = "snowball-"
+LUCENE: Final = "lucene-"
+"""Begins the names of analysers that take text as it is."""
 LANGUAGES: Final = tuple(sorted({*Stemmer.algorithms()} - {"english", "porter", "dutch_porter"}))
 """The languages that Snowball's stemmers are used for; older versions of the library have fewer."""
-ENGLISH: Final = Analysis(name="english", recorded="lucene-english")
+_NAMES: Final = ("english", "standard", "cjk", *LANGUAGES)
 _ANALYSES: Final = (
-    ENGLISH,
-    Analysis(name="standard", recorded="lucene-standard"),
-    Analysis(name="cjk", recorded="lucene-cjk"),
-    *(Analysis(name=name, recorded=f"{_SNOWBALL}{name}") for name in LANGUAGES),
+    *(Analysis(name=name, recorded=f"plain-{name}") for name in _NAMES),
+    *(Analysis(name=f"{LUCENE}{name}", recorded=f"{LUCENE}{name}") for name in _NAMES[:3]),
+    *(Analysis(name=f"{LUCENE}{name}", recorded=f"snowball-{name}") for name in LANGUAGES),
 )
 
 
 def analysis_by_name(name: str) -> Analysis:
-    """The analyser with this name.
+    """Return the analyser with this name; `lucene` is `lucene-english`.
 
     Raises UsageError if there is none.
     """
-    found = next((analysis for analysis in _ANALYSES if analysis.name == name), None)
+    known = f"{LUCENE}english" if name == "lucene" else name
+    found = next((analysis for analysis in _ANALYSES if analysis.name == known), None)
     if found is None:
-        names = ", ".join(analysis.name for analysis in _ANALYSES)
-        raise UsageError(f"`analyser` must be one of {names}, not {name!r}.")
+        raise UsageError(
+            f"`analyser` must be one of {', '.join(_NAMES)}, or one of them as in Lucene, such as {LUCENE}english, not "
+            f"{name!r}."
+        )
     return found
+
+
+ENGLISH: Final = analysis_by_name("english")
 
 
 def analysis_as_recorded(recorded: str) -> Analysis | None:

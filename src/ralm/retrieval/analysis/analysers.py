@@ -12,15 +12,17 @@ names, the two letters i of Turkish.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from itertools import pairwise
 from string import punctuation
 from typing import TYPE_CHECKING, Final, NamedTuple
 from unicodedata import normalize
 
 import Stemmer
 
-from ralm.retrieval.analysis import TermsOfRun
+from ralm.corpus.plain import Part, clusters_of, compiled, plain_parts, plain_text, split_dense
+from ralm.retrieval.analysis import LUCENE, TermsOfRun
 
 if TYPE_CHECKING:
     import regex
@@ -74,15 +76,7 @@ def _unicode_words() -> "regex.Pattern[str]":
     pattern = "{joint}*{part}(?:{joint}+{part})*{joint}*|{complex}+|{han}|{hiragana}|{emoji}|{flags}".format(
         part=part, emoji=emoji, flags=flags, **x
     )
-    return _compiled(f"{keycap}|{pattern}")
-
-
-def _compiled(pattern: str) -> "regex.Pattern[str]":
-    """A pattern of `regex`, which knows properties of characters; compiling takes 50 ms, and ASCII needs none."""
-    import regex
-
-    found: regex.Pattern[str] = regex.compile(pattern, regex.V1)
-    return found
+    return compiled(f"{keycap}|{pattern}")
 
 
 _ASCII_WORDS: Final = _ascii_words()
@@ -91,7 +85,21 @@ _ASCII_MARKS: Final = punctuation.replace("_", "")
 
 
 def terms_of_run(name: str) -> TermsOfRun:
-    """Returns a function that returns the terms of a run of characters without white space, by the analyser's name."""
+    """Return a function that returns the terms of a run of characters without white space, by the analyser's name."""
+    exact = _terms_as_in_lucene(name.removeprefix(LUCENE))
+    return exact if name.startswith(LUCENE) else partial(_terms_of_plain, exact)
+
+
+def _terms_of_plain(terms: TermsOfRun, run: str) -> tuple[str, ...]:
+    """Return the terms of a run as plain text; characters of dense scripts are paired with their neighbours."""
+    if run.isascii():
+        return terms(run)
+    parts = split_dense(plain_text(run))
+    return tuple([term for _, part, dense in parts for term in (_pairs(clusters_of(part)) if dense else terms(part))])
+
+
+def _terms_as_in_lucene(name: str) -> TermsOfRun:
+    """Return a function that returns the terms of a run, by the name of the language."""
     match name:
         case "english":
             return _english_terms()
@@ -116,7 +124,39 @@ def words(text: str) -> list[str]:
     return [piece for word in found for piece in _pieces(word)]
 
 
-def placed_words(text: str) -> Iterator[tuple[int, str]]:
+class PlacedWord(NamedTuple):
+    """A word that an analyser finds in a text, from character `begin` to `end`, and whether it follows the word before
+    without a space; two such words may be a term together."""
+
+    begin: int
+    end: int
+    word: str
+    follows: bool
+
+
+def placed_words(name: str, text: str) -> Iterator[PlacedWord]:
+    """Yield the words that an analyser finds in a text, in order."""
+    exact = name.startswith(LUCENE)
+    parts = [Part(place, place + 1, text[place]) for place in range(len(text))] if exact else [*plain_parts(text)]
+    part_of = [part for part in parts for _ in part.plain]
+    plain = "".join(part.plain for part in parts)
+    pieces = [(0, plain, False)] if exact else split_dense(plain)
+    last = 0
+    for first, piece, dense in pieces:
+        for begin, word in _placed_clusters(piece) if dense else _placed(piece):
+            place, end = first + begin, first + begin + len(word)
+            yield PlacedWord(part_of[place].begin, part_of[end - 1].end, word, place == last)
+            last = end
+
+
+def _placed_clusters(text: str) -> Iterator[tuple[int, str]]:
+    begin = 0
+    for cluster in clusters_of(text):
+        yield begin, cluster
+        begin += len(cluster)
+
+
+def _placed(text: str) -> Iterator[tuple[int, str]]:
     """The words of a text, each after the position of its first character."""
     for found in (_ASCII_WORDS if text.isascii() else _unicode_words()).finditer(text):
         begin = found.start()
@@ -207,14 +247,14 @@ _MARK: Final = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]"
 @cache
 def _ideographs() -> "regex.Pattern[str]":
     """Characters that are words of their own in any context; most of a text needs only this pattern."""
-    return _compiled(rf"{_IDEOGRAPH}+(?!{_MARK})")
+    return compiled(rf"{_IDEOGRAPH}+(?!{_MARK})")
 
 
 @cache
 def _paired() -> "regex.Pattern[str]":
     """Words whose characters are paired with their neighbours."""
     hangul = rf"(?:[\p{{Script=Hangul}}&&\p{{WB=ALetter}}]{_MARK}*)+"
-    return _compiled(rf"{_IDEOGRAPH}{_MARK}*|(?:\p{{WB=Katakana}}{_MARK}*)+|{hangul}")
+    return compiled(rf"{_IDEOGRAPH}{_MARK}*|(?:\p{{WB=Katakana}}{_MARK}*)+|{hangul}")
 
 
 _VOICING_MARKS: Final = {0xFF9E: "\u3099", 0xFF9F: "\u309a"}
@@ -262,14 +302,14 @@ def _parts(run: str) -> Iterator[_Part]:
 def _words(run: str, begin: int, end: int) -> Iterator[_Part]:
     """The words in a part of a run."""
     if begin < end:
-        for position, word in placed_words(run[begin:end]):
+        for position, word in _placed(run[begin:end]):
             first = begin + position
             yield _Part(first, first + len(word), _in_one_width(word), paired=_paired().fullmatch(word) is not None)
 
 
-def _pairs(neighbours: str) -> list[str]:
+def _pairs(neighbours: Sequence[str]) -> list[str]:
     """All pairs of neighbours; a single character stays alone."""
-    return [neighbours[i : i + 2] for i in range(len(neighbours) - 1)] or list(neighbours)
+    return [one + other for one, other in pairwise(neighbours)] or list(neighbours)
 
 
 def _in_one_width(word: str) -> str:

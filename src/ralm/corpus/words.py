@@ -1,0 +1,82 @@
+"""Words of texts, as passages and overlaps count them: what stands between white space.
+
+In scripts without spaces, such as Chinese, Japanese and Thai, two characters with their marks count as a word.
+Punctuation belongs to the word before.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
+from typing import Any, Final
+
+from ralm.corpus.plain import compiled, plain_text
+
+_SPACELESS: Final = (
+    "\u0e01-\u0e3a\u0e40-\u0e4e\u0e80-\u0ecf\u0edc-\u0edf\u0f00-\u0f1f\u0f34-\u0fff\u1000-\u103f\u1050-\u108f"
+    "\u1780-\u17d3\u1950-\u19cf\u1a20-\u1a7f\u1b00-\u1b4f\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3040-\u30ff"
+    "\u3100-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua980-\ua9cf\ua9e0-\ua9ef\uaa60-\uaadf"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
+"""Letters and marks of scripts without spaces."""
+_SPACE: Final = r"\s\x1c-\x1f"
+"""White space as for `str.split`."""
+_IS_SPACELESS: Final = re.compile(f"[{_SPACELESS}]")
+_CHARACTER: Final = rf"(?=[{_SPACELESS}])\X"
+_WORD: Final = rf"(?:(?:{_CHARACTER}){{1,2}}|(?:(?![{_SPACE}{_SPACELESS}])\X)++)(?:(?![{_SPACELESS}])[^\w{_SPACE}])*+"
+_BARE: Final = rf"{_CHARACTER}|(?:(?![{_SPACELESS}])[\p{{L}}\p{{M}}\p{{N}}])++"
+_BREAK: Final = r"(?<=\w[-\xad\u2010])\s*\n\s*(?=\w)"
+_BROKEN: Final = re.compile(r"(?<=\w)[-\xad\u2010]\s*\n\s*(?=\w)")
+"""Where a hyphen breaks a word; in `_BREAK` the white space after it."""
+_BARE_ASCII: Final = re.compile(r"[^\W_]+")
+
+
+def count_words(text: str, most: int) -> int:
+    """Return the number of words of a text, at most one more than `most`."""
+    if not _has_spaceless(text):
+        return len(text.split(None, most))
+    return sum(1 for _ in islice(compiled(_WORD).finditer(text), most + 1))
+
+
+def runs_of_words(text: str, words: int, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield where each run of so many words of a part of a text begins and ends; the last one may have fewer."""
+    last = len(text) if end is None else end
+    if _has_spaceless(text):
+        matches: Iterator[Any] = compiled(_run(_WORD, f"[{_SPACE}]*+", words)).finditer(text, begin, last)
+    else:
+        matches = _spaced(words).finditer(text, begin, last)
+    return (match.span() for match in matches)
+
+
+def bare_words(text: str, *, joined: bool = False) -> list[str]:
+    """Return the words of a text as plain text in lower case, without punctuation and quotes; in scripts without
+    spaces each character. With `joined`, words that a hyphen breaks at the end of a line are whole."""
+    plain = plain_text(_BROKEN.sub("", text) if joined else text).lower()
+    return _BARE_ASCII.findall(plain) if plain.isascii() else compiled(_BARE).findall(plain)
+
+
+def is_broken(text: str) -> bool:
+    """Return whether a hyphen at the end of a line may break a word."""
+    return _BROKEN.search(text) is not None
+
+
+def placed_bare_words(text: str, *, joined: bool = False) -> Iterator[tuple[int, int, str]]:
+    """Yield the same words, each after the places in the text where what has it begins and ends."""
+    run = _WORD if _has_spaceless(text) else r"\S++"
+    for match in compiled(rf"{run}(?:{_BREAK}{run})*+" if joined else run).finditer(text):
+        for word in bare_words(match[0], joined=joined):
+            yield *match.span(), word
+
+
+def _has_spaceless(text: str) -> bool:
+    return not text.isascii() and _IS_SPACELESS.search(text) is not None
+
+
+@cache
+def _spaced(words: int) -> re.Pattern[str]:
+    return re.compile(_run(r"\S++", r"\s++", words))
+
+
+def _run(word: str, space: str, words: int) -> str:
+    """The pattern of so many words, or fewer at the end."""
+    return rf"{word}(?:{space}{word}){{0,{words - 1}}}+"  # possessive, to avoid backtracking
