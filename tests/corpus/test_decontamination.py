@@ -98,7 +98,7 @@ SENTENCE = (
     "text",
     [
         "the 'quick' brown fox jumps over a lazy dog's house - and then it sleeps for well nigh ever",
-        "the \xabquick\xbb brown fox jumps over a la\xadzy dog\u02bcs house\u2013and then it sleeps for well\u2011nigh ever",
+        "the \xabquick\xbb brown fox jumps over a la\xadzy dog\u02bcs house\u2013and then it sleeps for well nigh ever",
         "the quick brown fox\njumps over\r\na lazy dog's\n\nhouse, and then it sleeps for well-\nnigh ever",
         "the quick brown fox jum-\nps over a lazy dog's house and then it sleeps for well-nigh ever",
         "the quick brown fox jumps over a lazy dog\u2019s house and then it sleeps for well\xad\nnigh ever",

@@ -169,11 +169,20 @@ def _records(source: str) -> Iterator[_Record]:
     """Return the records of a source."""
     if source.startswith(HUB_PREFIX):
         rows = arrow.dataset_records(source.removeprefix(HUB_PREFIX), lambda schema: schema.names)
-        return ((f"{source}, row {place}", row) for place, row in enumerate(rows))
+        return ((f"{source}, row {place}", _with_line_feeds(row)) for place, row in enumerate(rows))
     suffix = files.suffix_of(Path(source).name)
     if suffix not in _READERS:
         raise InputError(f"{source} has no suffix of a file of questions: use one of {', '.join(_READERS)}.")
-    return _READERS[suffix](Path(source))
+    return ((where, _with_line_feeds(row)) for where, row in _READERS[suffix](Path(source)))
+
+
+def _with_line_feeds(value: Any) -> Any:
+    """Return a JSON value whose texts have line feeds."""
+    if isinstance(value, Mapping):
+        return {name: _with_line_feeds(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_line_feeds(item) for item in value]
+    return files.line_feeds(value) if isinstance(value, str) else value
 
 
 def _json_records(path: Path) -> Iterator[_Record]:

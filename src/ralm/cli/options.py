@@ -14,7 +14,7 @@ from typing import Annotated, Final, TypeVar
 from ralm.cli.flags import Given
 from ralm.cli.process import print_note
 from ralm.corpus.documents import Skipped
-from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text
+from ralm.corpus.files import BYTE_ORDER_MARK, decode, line_feeds, read_text
 from ralm.errors import InputError, UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
@@ -104,17 +104,17 @@ def read_input(text: str | None, file: Path | None, what: str) -> list[str]:
     if file is not None:
         lines = read_text(file).removesuffix("\n").split("\n")
         if file.suffix != _JSON_LINES:
-            return [line.removesuffix("\r") for line in lines]
+            return lines
         return [_from_json(line, f"{file}, line {place}", what) for place, line in enumerate(lines, 1) if line.strip()]
     assert text is not None
     if text != "-":
         if not is_utf8(text):
             raise UsageError(f"the {what} is not UTF-8: {text}")
-        return [text]
+        return [line_feeds(text)]
     if sys.stdin is None:
         raise UsageError(f"there is no standard input: give the {what} as an argument.")
     given = decode(sys.stdin.buffer.read(), "standard input", InputError).removeprefix(BYTE_ORDER_MARK)
-    return [given.rstrip("\r\n")]
+    return [line_feeds(given).rstrip("\n")]
 
 
 def _from_json(line: str, where: str, what: str) -> str:
@@ -129,4 +129,4 @@ def _from_json(line: str, where: str, what: str) -> str:
         raise InputError(f'{where} is neither a string nor an object with the string "{what}".')
     if not is_utf8(found):
         raise InputError(f"{where} holds a lone surrogate (half of a character), which is not valid text.")
-    return found
+    return line_feeds(found)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TextIO
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.files import File
+from ralm.corpus.files import File, line_feeds
 from ralm.corpus.structure import find_headings
 from ralm.errors import CorpusError
 from ralm.options import Option
@@ -163,8 +163,8 @@ class DocumentBuilder:
         name = _name(record, fields.id, where)
         return Document(
             id=place if name is None else name,
-            title=_name(record, fields.title, where) or "",
-            text=text or "",
+            title=line_feeds(_name(record, fields.title, where) or ""),
+            text=line_feeds(text or ""),
             metadata=self._metadata(record, where),
         )
 
@@ -182,6 +182,7 @@ class DocumentBuilder:
 
     def markdown(self, file: File, title: str, text: str, metadata: Metadata | None = None) -> Document:
         """A document that is a whole file as Markdown, by default titled by its first heading of the highest level."""
+        text = line_feeds(text)
         headings = tuple(find_headings(text))
         highest = min(headings, key=lambda heading: heading.level, default=None)
         title = " ".join(title.split()) or (highest.title if highest else file.title)

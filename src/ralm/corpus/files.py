@@ -63,7 +63,8 @@ def open_file(path: FilePath, error: type[InputError] = CorpusError) -> Iterator
 
 
 def read_text(path: Path) -> str:
-    """Return a text to evaluate, as in the file but for a byte order mark; TextError if it is unreadable or empty."""
+    """Return a text to evaluate, without a byte order mark and with line feeds; TextError if it is unreadable or
+    empty."""
     text = read_utf8(path, TextError)
     if not text.strip():
         raise TextError(f"{path} is empty.")
@@ -83,15 +84,21 @@ def text_pieces(path: FilePath, size: int) -> Iterator[str]:
 
 
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
-    """The content of a file as text, without a byte order mark; raises `error` if it is unreadable or not UTF-8."""
+    """The content of a file as text, without a byte order mark and with line feeds; raises `error` if it is unreadable
+    or not UTF-8."""
     with open_file(path, error) as stream:
         content = stream.read()
-    return decode(content, str(path), error).removeprefix(BYTE_ORDER_MARK)
+    return line_feeds(decode(content, str(path), error).removeprefix(BYTE_ORDER_MARK))
 
 
 def whole_text(path: FilePath, error: type[InputError] = CorpusError) -> str:
     """Return the same of a file that may be gzipped; CorpusError if it is empty or too large, too."""
-    return decode(content_of(path), str(path), error).removeprefix(BYTE_ORDER_MARK)
+    return line_feeds(decode(content_of(path), str(path), error).removeprefix(BYTE_ORDER_MARK))
+
+
+def line_feeds(text: str) -> str:
+    """Return a text whose lines end as on Unix, however they end in a file."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *, offset: int = 0) -> str:

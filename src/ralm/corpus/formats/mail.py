@@ -37,7 +37,7 @@ def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
 
         yield builder.markdown(file, title, shown_markdown(read_page(text, str(file.path))), metadata)
     else:
-        yield builder.whole(file.id, " ".join(title.split()), text, metadata)
+        yield builder.whole(file.id, " ".join(title.split()), files.line_feeds(text), metadata)
 
 
 def _bounded_policy(where: str, lines: int) -> "EmailPolicy[EmailMessage]":

@@ -110,8 +110,8 @@ def _one_line(text: object) -> str:
 
 
 def _valid(text: str) -> str:
-    """The text without halves of characters, which fonts of PDF files may map to."""
-    return text.encode("utf-8", "replace").decode()
+    """The text with line feeds, without halves of characters, which fonts of PDF files may map to."""
+    return files.line_feeds(text.encode("utf-8", "replace").decode())
 
 
 @contextmanager

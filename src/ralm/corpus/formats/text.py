@@ -48,7 +48,7 @@ def notebook_documents(file: files.File, builder: documents.DocumentBuilder) -> 
 def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
     """The fields of the YAML before a text of Markdown, and the text after it; a text that begins with no YAML object,
     or with one that has aliases, stays whole."""
-    found = _FRONT_MATTER.match(text.replace("\r\n", "\n") if text.startswith("---") else "")
+    found = _FRONT_MATTER.match(text if text.startswith("---") else "")
     if found is None:
         return {}, text
     try:
