@@ -91,6 +91,14 @@ def test_a_pattern_that_no_id_matches(index: Path) -> None:
     )
 
 
+def test_patterns_match_decomposed_names_of_files(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "Zu\u0308rich.txt").write_text("the sea")
+    done("index", tmp_path / "corpus", "--out", tmp_path / "index")
+    [hit] = printed("search", tmp_path / "index", "sea", "--path", "Z\u00fcr*")["hits"]
+    assert hit["document_id"] == "Zu\u0308rich.txt"
+
+
 def test_the_title_of_a_document_is_without_headings(index: Path) -> None:
     (row,) = printed("info", index, "--documents", "--path", "*.md")["documents"]
     assert row["passages"] > 1

@@ -168,7 +168,13 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "title", ['"Sorry (Madonna song)"', " sorry (madonna song)\t", "\u201cSorry (Madonna Song)\u201d"]
+    "title",
+    [
+        '"Sorry (Madonna song)"',
+        " sorry (madonna song)\t",
+        "\u201cSorry (Madonna Song)\u201d",
+        "So\xadrry (Madonna\u2009song)\ufeff",
+    ],
 )
 def test_titles_are_compared_without_quotes_space_and_case(title: str) -> None:
     decontamination = Decontamination.of(titles=["Sorry (Madonna song)", ""])

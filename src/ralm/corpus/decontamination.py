@@ -16,6 +16,7 @@ from typing import Annotated, Final
 from pydantic import JsonValue
 
 from ralm.corpus.files import read_text, read_utf8
+from ralm.corpus.plain import plain_text
 from ralm.corpus.words import bare_words, is_broken, placed_bare_words
 from ralm.errors import CorpusError, UsageError
 from ralm.options import Option, check_options
@@ -177,11 +178,11 @@ class Removals:
 
 
 def normal_title(title: str) -> str:
-    """A title normalized for comparison: case-folded, without surrounding white space and quotation marks.
+    """A title for comparison: plain text, case-folded, without surrounding white space and quotation marks.
 
     Underscores and qualifiers in parentheses stay, since they distinguish articles.
     """
-    return title.strip("\"'\u201c\u201d\u2018\u2019 \t\r\n\f\v\u00a0").casefold()
+    return plain_text(title).strip("\"'\u201c\u201d\u2018\u2019 \t\r\n\f\v\u00a0").casefold()
 
 
 def read_decontamination(titles: Path | None, texts: Sequence[Path], ngram: int, max_overlap: float) -> Decontamination:

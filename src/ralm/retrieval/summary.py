@@ -6,6 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from re import compile as compiled
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 from pydantic import JsonValue
@@ -30,9 +31,10 @@ class DocumentSummary(NamedTuple):
 
 
 def matching_documents(passages: PassageStore, pattern: str | None = None) -> Iterator[tuple[str, range]]:
-    """The documents whose ids match a pattern such as `2024/*.md` (`fnmatch`), in order, with their passages."""
-    matches = compiled(translate(pattern or "*")).match
-    return ((document_id, numbers) for document_id, numbers in passages.documents() if matches(document_id))
+    """The documents whose ids match a pattern such as `2024/*.md` (`fnmatch`), in order, with their passages. Letters
+    with marks may be decomposed, as in names of files from macOS."""
+    matches = compiled(translate(normalize("NFC", pattern or "*"))).match
+    return (document for document in passages.documents() if matches(normalize("NFC", document[0])))
 
 
 def id_mask(index: Index, pattern: str) -> BoolArray:
