@@ -183,7 +183,7 @@ def _plain_blocks(text: str, begin: int, end: int, words: int) -> Iterator[_Unit
     by_lines = _BLANK.search(text, begin, end) is None
     if by_lines and not _ROW.search(text, begin, end):  # most text of HTML: an item is a line
         for first, last in _between(text, begin, end, _LINE):
-            count = count_words(text[first:last], words)
+            count = count_words(text, words, first, last)
             if count > words:
                 yield from _sentences(text, first, last, words)
             elif count:
@@ -262,7 +262,7 @@ def _words(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
 
 
 def _unit(text: str, begin: int, end: int, words: int, header: str = "") -> _Unit:
-    return _Unit(begin, end, count_words(text[begin:end], words), header)
+    return _Unit(begin, end, count_words(text, words, begin, end), header)
 
 
 def _between(text: str, begin: int, end: int, separator: re.Pattern[str]) -> Iterator[tuple[int, int]]:

@@ -6,19 +6,23 @@ Punctuation belongs to the word before.
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import Any, Final
+
+import numpy as np
 
 from ralm.corpus.plain import compiled, plain_text
 
 _SPACELESS: Final = (
     "\u0e01-\u0e3a\u0e40-\u0e4e\u0e80-\u0ecf\u0edc-\u0edf\u0f00-\u0f1f\u0f34-\u0fff\u1000-\u103f\u1050-\u108f"
-    "\u1780-\u17d3\u1950-\u19cf\u1a20-\u1a7f\u1b00-\u1b4f\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3040-\u30ff"
+    "\u1780-\u17d3\u1950-\u19cf\u1a20-\u1a7f\u1b00-\u1b4f\u3005-\u3007\u3021-\u3029\u3040-\u30ff"
     "\u3100-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua980-\ua9cf\ua9e0-\ua9ef\uaa60-\uaadf"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
 """Letters and marks of scripts without spaces."""
+_FIRST_BYTE, _DASHES = 0xE0, 0xE2
+"""The least byte that such a letter begins with in UTF-8, and the one that dashes and quotes begin with."""
 _SPACE: Final = r"\s\x1c-\x1f"
 """White space as for `str.split`."""
 _IS_SPACELESS: Final = re.compile(f"[{_SPACELESS}]")
@@ -31,11 +35,12 @@ _BROKEN: Final = re.compile(r"(?<=\w)[-\xad\u2010]\s*\n\s*(?=\w)")
 _BARE_ASCII: Final = re.compile(r"[^\W_]+")
 
 
-def count_words(text: str, most: int) -> int:
-    """Return the number of words of a text, at most one more than `most`."""
+def count_words(text: str, most: int, begin: int = 0, end: int | None = None) -> int:
+    """Return the number of words of a part of a text, at most one more than `most`."""
     if not _has_spaceless(text):
-        return len(text.split(None, most))
-    return sum(1 for _ in islice(compiled(_WORD).finditer(text), most + 1))
+        return len(text[begin:end].split(None, most))
+    last = len(text) if end is None else end
+    return sum(1 for _ in islice(compiled(_WORD).finditer(text, begin, last), most + 1))
 
 
 def runs_of_words(text: str, words: int, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
@@ -68,8 +73,13 @@ def placed_bare_words(text: str, *, joined: bool = False) -> Iterator[tuple[int,
             yield *match.span(), word
 
 
+@lru_cache(maxsize=2)
 def _has_spaceless(text: str) -> bool:
-    return not text.isascii() and _IS_SPACELESS.search(text) is not None
+    """Whether a text has letters of scripts without spaces; it is asked for each part of a document."""
+    if text.isascii():
+        return False
+    bytes_B = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    return bool(((bytes_B >= _FIRST_BYTE) & (bytes_B != _DASHES)).any()) and _IS_SPACELESS.search(text) is not None
 
 
 @cache
