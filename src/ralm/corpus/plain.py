@@ -38,7 +38,7 @@ _SPACE: Final = rf"(?<={_DENSE})\u200b+(?={_DENSE})"
 _PART: Final = rf"(?P<space>{_SPACE})|{_SUPERSCRIPT}|(?s:.)(?:{_MARK}|(?!{_SPACE})[{_UNSEEN}])*+"
 
 
-class Part(NamedTuple):
+class PlainPart(NamedTuple):
     """A part of a text, from character `begin` to `end`, as plain text."""
 
     begin: int
@@ -59,14 +59,14 @@ def plain_text(text: str) -> str:
     return plain.replace("\u0e4d\u0e32", "\u0e33").replace("\u0ecd\u0eb2", "\u0eb3")  # one letter when it is typed
 
 
-def plain_parts(text: str) -> Iterator[Part]:
+def plain_parts(text: str) -> Iterator[PlainPart]:
     """Yield the plain text of a text in parts, each of a character with its marks, or a word with a superscript."""
     for part in compiled(_PART).finditer(text):
         plain, begin = " " if part["space"] else plain_text(part[0]), part.start()
         if plain == part[0]:
-            yield from (Part(place, place + 1, text[place]) for place in range(begin, part.end()))
+            yield from (PlainPart(place, place + 1, text[place]) for place in range(begin, part.end()))
         else:
-            yield Part(begin, part.end(), plain)
+            yield PlainPart(begin, part.end(), plain)
 
 
 def split_dense(text: str) -> Iterator[tuple[int, str, bool]]:

@@ -21,7 +21,7 @@ from unicodedata import normalize
 
 import Stemmer
 
-from ralm.corpus.plain import Part, clusters_of, compiled, plain_parts, plain_text, split_dense
+from ralm.corpus.plain import PlainPart, clusters_of, compiled, plain_parts, plain_text, split_dense
 from ralm.retrieval.analysis import LUCENE, TermsOfRun
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class PlacedWord(NamedTuple):
 def placed_words(name: str, text: str) -> Iterator[PlacedWord]:
     """Yield the words that an analyser finds in a text, in order."""
     exact = name.startswith(LUCENE)
-    parts = [Part(place, place + 1, text[place]) for place in range(len(text))] if exact else [*plain_parts(text)]
+    parts = [PlainPart(place, place + 1, text[place]) for place in range(len(text))] if exact else [*plain_parts(text)]
     part_of = [part for part in parts for _ in part.plain]
     plain = "".join(part.plain for part in parts)
     pieces = [(0, plain, False)] if exact else split_dense(plain)
