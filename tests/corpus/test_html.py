@@ -103,6 +103,56 @@ def test_encodings(content: bytes, text: str, tmp_path: Path) -> None:
     assert only(tmp_path / "x.html").text == text
 
 
+@pytest.mark.parametrize(
+    ("part", "is_text"),
+    [
+        ("<b hidden>part</b>", False),
+        ("<b hidden=until-found>part</b>", False),
+        ("<b style='display :\n NONE !important'>part</b>", False),
+        ("<b style='color:red;visibility: hidden'>part</b>", False),
+        ("<b style='visibility:collapse'>part</b>", False),
+        ("<b style='content-visibility:hidden'>part</b>", False),
+        ("<b style='display:/* x */none'>part</b>", False),
+        ("<b style='opacity:0.0'>part</b>", False),
+        ("<b style='font-size: 0px;'>part</b>", False),
+        ("<b style='font-size: 0.5em; opacity: .5'>part</b>", True),
+        ("<b style='--display:none'>part</b>", True),
+        ("<template>part</template>", False),
+        ("<img alt=part title=part>", False),
+        ("<a href=x title=part></a>", False),
+        ("<!-- part -->", False),
+        ("<b aria-hidden=true>part</b>", True),
+        ("<details>part</details>", True),
+        ("<dialog>part</dialog>", False),
+        ("<dialog open>part</dialog>", True),
+        *((f"<{tag}>part</{tag}>", False) for tag in ("canvas", "object", "audio", "video", "iframe")),
+        *((f"<{tag}>part</{tag}>", False) for tag in ("noembed", "noframes", "noscript", "datalist")),
+        ("<svg><title>part</title><desc>part</desc></svg>", False),
+        ("<svg><text>part</text></svg>", True),
+        ("<math><semantics>x<annotation>part</annotation></semantics></math>", False),
+        ("<nav>part</nav>", False),
+        ("<div role=navigation>part</div>", False),
+        ("<div class='sphinxsidebar x'><h4>Previous topic</h4>part</div>", False),
+        ("<div class=related>part</div>", False),
+        ("<aside class=toc-drawer>part</aside>", False),
+        ("<aside>part</aside>", True),
+    ],
+)
+def test_what_is_text_of_a_page(part: str, is_text: bool, tmp_path: Path) -> None:
+    (tmp_path / "x.html").write_text(f"<title>Title</title><p>before {part} after")
+    (tmp_path / "x.eml").write_text(f"Subject: s\nContent-Type: text/html\n\n<p>before {part} after")
+    for name in ("x.html", "x.eml"):
+        text = only(tmp_path / name).text
+        assert "before" in text
+        assert "after" in text
+        assert ("part" in text) == is_text
+
+
+def test_a_page_that_a_script_shows_is_text(tmp_path: Path) -> None:
+    (tmp_path / "x.html").write_text("<html style='visibility:hidden'><body style='display:none'><p>text")
+    assert only(tmp_path / "x.html").text == "text"
+
+
 @pytest.mark.parametrize("content", [b"<script>all of it</script>", b"<!-- -->", b"<p hidden>all of it"])
 def test_pages_without_text(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.html").write_bytes(content)

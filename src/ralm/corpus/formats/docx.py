@@ -26,6 +26,8 @@ _PARAGRAPH, _TABLE, _ROW, _CELL, _NAME, _STYLE, _VALUE = (
 _RELATION: Final = "{http://schemas.openxmlformats.org/package/2006/relationships}Relationship"
 _TITLE: Final = "{http://purl.org/dc/elements/1.1/}title"
 _TEXTS: Final = frozenset({f"{_WORD}t", "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"})
+_HIDDEN: Final = f"{_WORD}rPr/{_WORD}vanish"
+_FALSE: Final = ("0", "false", "off")
 _CHARACTERS: Final = {f"{_WORD}tab": "\t", f"{_WORD}br": "\n", f"{_WORD}cr": "\n", f"{_WORD}noBreakHyphen": "-"}
 _NOT_SHOWN: Final = frozenset(
     # properties, moved or deleted text; `Fallback` repeats its neighbour for older programs
@@ -140,7 +142,12 @@ def _pieces(element: Any) -> Iterator[str]:
             yield child.text or ""
         elif child.tag in _CHARACTERS:
             yield _CHARACTERS[child.tag]
-        elif child.tag not in _NOT_SHOWN:
+        elif child.tag not in _NOT_SHOWN and not _is_hidden(child):
             if child.tag == _PARAGRAPH:
                 yield "\n"
             yield from _pieces(child)
+
+
+def _is_hidden(run: Any) -> bool:
+    hidden = run.find(_HIDDEN)
+    return hidden is not None and hidden.get(_VALUE) not in _FALSE

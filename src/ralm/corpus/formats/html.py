@@ -14,7 +14,17 @@ from ralm.errors import CorpusError
 from ralm.records import Document
 
 _MAX_PAGE: Final = 1 << 25  # a tree of it takes up to 60 times as many bytes
-_HIDDEN: Final = 'title, noscript, template, [hidden], [style*="display:none" i], [style*="display: none" i]'
+_HIDDEN: Final = (
+    "title, noscript, template, [hidden], dialog:not([open]), "
+    "canvas, object, audio, video, iframe, svg desc, svg metadata, annotation, annotation-xml, "  # for older browsers
+    "nav, [role=navigation i], div.sphinxsidebar, div.related, .sidebar-drawer, .toc-drawer, .related-pages"
+)
+_HIDING_STYLE: Final = re.compile(
+    r"(?:^|;)\s*(?:display\s*:\s*none|(?:content-)?visibility\s*:\s*(?:hidden|collapse)"
+    r"|(?:opacity|font-size)\s*:\s*(?:0+\.?|0*\.0+)(?:[a-z]+|%)?)\s*(?:!\s*important\s*)?(?:;|$)",
+    re.IGNORECASE,
+)
+_CSS_COMMENT: Final = re.compile(r"/\*(?:[^*]|\*(?!/))*+(?:\*/)?")
 _HEADINGS: Final = ("h1", "h2", "h3", "h4", "h5", "h6")
 _LINK_SIGNS: Final = ("#", "\N{PILCROW SIGN}", "\N{SECTION SIGN}")
 """The texts of links to a heading, which are no part of it."""
@@ -80,9 +90,12 @@ def read_page(content: bytes | str, where: str) -> Page:
 
 
 def shown_markdown(page: Page) -> str:
-    """Return what a browser shows of a page, as Markdown; the page loses the rest."""
+    """Return what a browser shows of a page but for navigation, as Markdown; the page loses the rest."""
     for hidden in page.select(_HIDDEN):
         hidden.decompose()
+    for styled in page.select("[style]:not(html, body)"):  # scripts show a whole page
+        if _HIDING_STYLE.search(_CSS_COMMENT.sub(" ", str(styled.attrs["style"]))):
+            styled.decompose()
     for link in page.select(f":is({', '.join(_HEADINGS)}) a"):
         if link.text.strip() in _LINK_SIGNS:
             link.decompose()

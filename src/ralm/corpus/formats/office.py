@@ -14,18 +14,19 @@ from ralm.errors import CorpusError, RalmError, short_message
 from ralm.records import Document
 
 _MAX_UNPACKED: Final = 1 << 28
+_FALSE: Final = ("0", "false")
 _FOREIGN: Final = {".xlsx": "an Excel file", ".pptx": "a PowerPoint file"}
 
 
 def sheet_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """The file as a document: each sheet under its name, a line for each row with tabs between cells, and the values of
-    formulas as they were saved. The title is that of its properties, otherwise its name."""
+    """The file as a document: each shown sheet under its name, a line for each row with tabs between cells, and the
+    values of formulas as they were saved. The title is that of its properties, otherwise its name."""
     from openpyxl import load_workbook
 
     lines: list[str] = []
     with _opened(file) as stream:
         book = load_workbook(stream, read_only=True, data_only=True)
-        for sheet in book.worksheets:
+        for sheet in (sheet for sheet in book.worksheets if sheet.sheet_state == "visible"):
             rows = [_row(row) for row in sheet.iter_rows(values_only=True)]
             if any(rows):
                 lines += [f"# {sheet.title}", plain_markdown("\n".join(row for row in rows if row))]
@@ -35,14 +36,14 @@ def sheet_documents(file: files.File, builder: documents.DocumentBuilder) -> Ite
 
 
 def slide_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """The file as a document: the text of its slides in order, each under its title, with tables and notes. The title
-    is that of its properties, otherwise that of the first slide, otherwise its name."""
+    """The file as a document: the text of its shown slides in order, each under its title, with tables and notes. The
+    title is that of its properties, otherwise that of the first slide, otherwise its name."""
     from pptx import Presentation
 
     lines: list[str] = []
     with _opened(file) as stream:
         show = Presentation(stream)
-        for slide in show.slides:
+        for slide in (slide for slide in show.slides if slide.element.get("show") not in _FALSE):
             heading = slide.shapes.title
             if heading is not None and heading.text_frame.text.strip():
                 lines.append(f"# {' '.join(heading.text_frame.text.split())}")
@@ -80,7 +81,9 @@ def _row(values: tuple[Any, ...]) -> str:
 
 
 def _shape_lines(shape: Any) -> list[str]:
-    """The paragraphs of a shape, the rows of its table, or those of the shapes in a group."""
+    """The paragraphs of a shape, the rows of its table, or those of the shapes in a group; none if it is hidden."""
+    if shape._element.xpath("./*/p:cNvPr[@hidden='1' or @hidden='true']"):
+        return []
     if shape.has_text_frame:
         return [paragraph.text for paragraph in shape.text_frame.paragraphs]
     if getattr(shape, "has_table", False):

@@ -14,6 +14,16 @@ from ralm.records import Document
 
 _MARKDOWN: Final = (".md", ".markdown")
 _LINES_READ: Final = 50
+_CODE_OR_COMMENT: Final = re.compile(
+    r"^[ \t>]*(?P<fence>```|~~~)[^\n]*+\n(?:(?![ \t>]*(?P=fence))[^\n]*+(?:\n|\Z))*+[^\n]*+"
+    r"|(?<!`)(?P<ticks>`{1,4})(?!`)[^\n]*?(?<!`)(?P=ticks)(?!`)"
+    r"|^ {0,3}(?P<line>\[(?://|comment)\]:[^\n]*+|<!--(?:(?!-->)[\s\S])*+(?:-->)?)"
+    r"|<!--(?:(?!-->)[\s\S])*+(?P<end>-->)?",
+    re.MULTILINE,
+)
+_RST_COMMENT: Final = re.compile(
+    r"^\.\.[^\S\n]++(?![\[_|]|\S[^\n]*::)[^\n]*+(?:(?:[^\S\n]*+\n)*+[^\S\n]++\S[^\n]*+)*+", re.MULTILINE
+)
 _FRONT_MATTER: Final = re.compile(r"---[^\S\n]*\n(.{,65536}?\n)(?:---|\.\.\.)[^\S\n]*(?:\n|$)", re.DOTALL)
 
 
@@ -21,7 +31,12 @@ def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
     """The whole file as a document. Its title is that of its front matter, else its first heading, else the file name;
     the other fields of the front matter are metadata."""
     text = files.whole_text(file.path)
-    matter, text = split_front_matter(text) if file.suffix in _MARKDOWN else ({}, text)
+    matter: dict[str, Any] = {}
+    if file.suffix in _MARKDOWN:
+        matter, text = split_front_matter(text)
+        text = _without_comments(text)
+    elif file.suffix == ".rst":
+        text = _RST_COMMENT.sub("", text)
     has_headings = file.suffix in (*_MARKDOWN, ".rst")
     headings = [*find_headings(text, rst=file.suffix == ".rst")] if has_headings else []
     title = " ".join(str(matter.pop("title", "") or "").split())
@@ -41,8 +56,18 @@ def notebook_documents(file: files.File, builder: documents.DocumentBuilder) -> 
         cells = [(one["cell_type"], "".join(one["source"]).strip()) for one in notebook["cells"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CorpusError(f"{file.path} is not a Jupyter notebook of format 4, or damaged.") from None
-    text = "\n\n".join(f"```\n{source}\n```" if kind == "code" else source for kind, source in cells if source)
+    blocks = (
+        f"```\n{source}\n```" if kind == "code" else _without_comments(source) for kind, source in cells if source
+    )
+    text = "\n\n".join(block for block in blocks if block.strip())
     yield builder.markdown(file, "", text)
+
+
+def _without_comments(text: str) -> str:
+    """Markdown without comments, outside of code; one that no `-->` ends is one if it begins a line."""
+    if "<!--" not in text and "]:" not in text:
+        return text
+    return _CODE_OR_COMMENT.sub(lambda part: "" if part["line"] or part["end"] else part[0], text)
 
 
 def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
