@@ -75,6 +75,7 @@ class FilesRecord(BaseModel):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     read_as: tuple[str, ...] = ()
+    encoding: str | None = None
 
 
 _STATE: Final = TypeAdapter(FileState)

@@ -1,7 +1,11 @@
-"""Opens files of a corpus, unpacks them, and decodes UTF-8; each error is one sentence."""
+"""Opens files of a corpus, unpacks them, and decodes them; each error is one sentence.
+
+Text is UTF-8, UTF-16 or UTF-32, which their beginnings tell, or of an encoding that is named.
+"""
 
 import codecs
 import gzip
+import io
 import os
 import re
 import stat
@@ -10,13 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
-from ralm.errors import CorpusError, InputError, TextError
+from ralm.errors import CorpusError, InputError, TextError, UsageError
 from ralm.storage.remote import FilePath
 from ralm.terminal import path_text
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 BYTE_ORDER_MARK: Final = "\ufeff"
 # UTF-32 first: its little-endian mark begins with the mark of UTF-16
@@ -34,6 +40,11 @@ _KINDS: Final = (
     (stat.S_ISBLK, "device"),
 )
 _BYTES_EXAMINED: Final = 4096
+_BYTES_GUESSED: Final = 1 << 16
+_NO_GUESSES: Final = ["utf_7", "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le"]
+_SEVEN_BITS: Final = ("iso2022", "hz", "utf-7")
+WESTERN: Final = "cp1252"
+"""Windows-1252, which most tables of Western Europe that are not UTF-8 are in."""
 _HTML: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!doctype html|<html)[\s>]", re.IGNORECASE)
 _CONTROL: Final = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
@@ -44,7 +55,7 @@ _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 
 
 @contextmanager
-def open_file(path: FilePath, error: type[InputError] = CorpusError) -> Iterator[BufferedReader]:
+def open_file(path: FilePath, error: type[InputError] = CorpusError) -> Iterator[io.BufferedReader]:
     """A file, open for reading bytes; `error` if it is missing, unreadable, also within the block, or a folder, a pipe,
     a socket or a device."""
     try:
@@ -71,29 +82,32 @@ def read_text(path: Path) -> str:
     return text
 
 
-def text_pieces(path: FilePath, size: int) -> Iterator[str]:
+def text_pieces(path: FilePath, size: int, encoding: str | None = None) -> Iterator[str]:
     """The text of a file in pieces of about `size` bytes, without a byte order mark; no character is cut."""
     offset, rest, block = 0, b"", b"-"
-    with unpacked(path) as stream:
+    with _as_utf8(path, encoding) as stream:
         while block:
             block = stream.read(size)
             content = rest + block
-            text, used = _decode_complete(content, str(path), CorpusError, offset=offset, final=not block)
+            try:
+                text, used = codecs.utf_8_decode(content, "strict", not block)
+            except UnicodeDecodeError as bad:
+                raise _not_decoded(content, bad, "utf-8", str(path), CorpusError, offset) from None
             yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
             offset, rest = offset + used, content[used:]
 
 
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
     """The content of a file as text, without a byte order mark and with line feeds; raises `error` if it is unreadable
-    or not UTF-8."""
+    or no text."""
     with open_file(path, error) as stream:
         content = stream.read()
     return line_feeds(decode(content, str(path), error).removeprefix(BYTE_ORDER_MARK))
 
 
-def whole_text(path: FilePath, error: type[InputError] = CorpusError) -> str:
+def whole_text(path: FilePath, error: type[InputError] = CorpusError, encoding: str | None = None) -> str:
     """Return the same of a file that may be gzipped; CorpusError if it is empty or too large, too."""
-    return line_feeds(decode(content_of(path), str(path), error).removeprefix(BYTE_ORDER_MARK))
+    return line_feeds(decode(content_of(path), str(path), error, encoding=encoding).removeprefix(BYTE_ORDER_MARK))
 
 
 def line_feeds(text: str) -> str:
@@ -101,25 +115,114 @@ def line_feeds(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *, offset: int = 0) -> str:
-    """Decode bytes of the file `where` as UTF-8, with line ends unchanged; `offset` is the byte where they begin."""
-    return _decode_complete(content, where, error, offset=offset, final=True)[0]
-
-
-def _decode_complete(
-    content: bytes, where: str, error: type[InputError], *, offset: int, final: bool
-) -> tuple[str, int]:
-    """The same, and the number of decoded bytes; an incomplete last character is left for later, unless `final`."""
-    other = None if offset else _other_encoding(content)
-    if other is not None:
-        raise error(f"{where} is not UTF-8: it seems to be {other}. Convert it with iconv -f {other} -t utf-8.")
+def decode(
+    content: bytes,
+    where: str,
+    error: type[InputError] = CorpusError,
+    *,
+    offset: int = 0,
+    encoding: str | None = None,
+) -> str:
+    """Decode bytes of the file `where`, which begin at byte `offset`, with line ends unchanged; `encoding` is theirs if
+    they are not UTF-8, and do not begin as UTF-16 and UTF-32 do."""
+    found = None if offset else _other_encoding(content)
+    name = found or "utf-8"
     try:
-        return codecs.utf_8_decode(content, "strict", final)
+        try:
+            return content.decode(name)
+        except UnicodeDecodeError:
+            if found is not None or encoding is None:
+                raise
+            name = encoding
+            return content.decode(name)
     except UnicodeDecodeError as bad:
-        raise error(
-            f"{where} is not UTF-8: byte {offset + bad.start:,} is 0x{content[bad.start]:02x}. Convert it, for "
-            "instance with iconv -f latin1 -t utf-8."
-        ) from None
+        raise _not_decoded(content, bad, name, where, error, offset) from None
+
+
+def _not_decoded(
+    content: bytes, bad: UnicodeDecodeError, name: str, where: str, error: type[InputError], offset: int
+) -> InputError:
+    """The error that content is not of an encoding; it says of which it may be, unless it is far within a file."""
+    byte = f"byte {offset + bad.start:,} is 0x{content[bad.start]:02x}"
+    if name != "utf-8":
+        return error(f"{where} is not {name}: {byte}.")
+    begin = content.rfind(b"\n", 0, bad.start) + 1
+    guess = likely_encoding(content[begin : begin + _BYTES_GUESSED]) if offset < _BYTES_GUESSED else None
+    perhaps = f" It may be {guess}." if guess else ""
+    advice = "Name its `encoding`, or convert" if error is CorpusError else "Convert"
+    return error(f"{where} is not UTF-8: {byte}.{perhaps} {advice} it with iconv -f {guess or 'ENCODING'} -t utf-8.")
+
+
+def likely_encoding(content: bytes) -> str | None:
+    """The encoding that content which is not UTF-8 may be of; None if nothing fits."""
+    from charset_normalizer import from_bytes  # it takes a tenth of a second
+
+    matches = from_bytes(content, cp_exclusion=_NO_GUESSES)
+    best = matches.best()
+    if best is None:
+        return None
+    same = (one for one in matches if one.coherence >= best.coherence)
+    return WESTERN if any(WESTERN in (one.encoding, *one.could_be_from_charset) for one in same) else best.encoding
+
+
+def check_encoding(name: str) -> None:
+    """Raise UsageError if Python has no encoding of this name, or only one that UTF-8 cannot be told from."""
+    try:
+        "x".encode(name)
+        known = not codecs.lookup(name).name.startswith(_SEVEN_BITS)
+    except (LookupError, ValueError):
+        known = False
+    if not known:
+        raise UsageError(
+            f"`encoding` must be one that Python knows and of 8 bits or more, such as cp1252, not {name!r}."
+        )
+
+
+class _Recoded(io.RawIOBase):
+    """The text of a stream, which is of some encoding, as UTF-8."""
+
+    def __init__(self, stream: BinaryIO | gzip.GzipFile, encoding: str, where: str) -> None:
+        self._stream = stream
+        self._where = f"{where} is not {encoding}"
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._decoded = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        room, block = memoryview(buffer).cast("B"), b"-"
+        while block and not self._decoded:
+            block = self._stream.read(len(room))
+            try:
+                self._decoded = self._decoder.decode(block, final=not block).encode()
+            except UnicodeDecodeError as bad:
+                raise CorpusError(f"{self._where}: {bad.reason}.") from None
+        count = min(len(room), len(self._decoded))
+        room[:count], self._decoded = self._decoded[:count], self._decoded[count:]
+        return count
+
+
+@contextmanager
+def _as_utf8(path: FilePath, encoding: str | None) -> Iterator[BinaryIO | gzip.GzipFile | io.BufferedReader]:
+    """A file of text open as bytes of UTF-8, unpacked if it is gzipped; `encoding` is that of one that is not UTF-8."""
+    with unpacked(path) as stream:
+        found = _other_encoding(stream.peek(_BYTES_EXAMINED))
+        if found is None and encoding is not None and not _is_utf8(path):
+            found = encoding
+        yield stream if found is None else io.BufferedReader(_Recoded(stream, found, str(path)))
+
+
+def _is_utf8(path: FilePath) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with unpacked(path) as stream:
+        try:
+            for block in iter(partial(stream.read, _BYTES_GUESSED), b""):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return True
 
 
 def _other_encoding(content: bytes) -> str | None:
@@ -145,6 +248,7 @@ class File:
 
     `id`: the id of a document that is the whole file. `prefix`: comes before the number of a record without an id.
     `dataset`: the name of the dataset, if it is one and no file. `suffix`: that of the format by which it is read.
+    `encoding`: that of its text, if it is not UTF-8.
     """
 
     path: FilePath
@@ -152,6 +256,7 @@ class File:
     prefix: str = ""
     dataset: str | None = None
     suffix: str = ""
+    encoding: str | None = None
 
     @property
     def title(self) -> str:
@@ -178,6 +283,8 @@ def kind_of_content(path: Path) -> str:
         return ".pdf"
     if _HTML.match(beginning):
         return ".html"
+    if beginning.startswith(tuple(mark for mark, _ in _MARKS)):
+        return ".txt"
     try:
         text = codecs.utf_8_decode(beginning, "strict", False)[0]
     except UnicodeDecodeError:
@@ -185,10 +292,11 @@ def kind_of_content(path: Path) -> str:
     return "" if _CONTROL.search(text) else ".txt"
 
 
-def lines_of(path: FilePath) -> Iterator[tuple[int, int, bytes]]:
-    """The lines of a file, each with its number (from 1) and byte offset; gzip is unpacked."""
+def lines_of(path: FilePath, encoding: str | None = None) -> Iterator[tuple[int, int, bytes]]:
+    """The lines of a file as UTF-8, each with its number (from 1) and byte offset; gzip is unpacked. `encoding` is that
+    of a file that is not UTF-8."""
     offset = 0
-    with unpacked(path) as stream:
+    with _as_utf8(path, encoding) as stream:
         for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), b""), 1):
             if len(line) == _MAX_LINE:
                 raise CorpusError(f"{path}, line {number} is longer than {_MAX_LINE >> 20:,} MiB; split it.")

@@ -61,9 +61,10 @@ def _spec(patterns: Sequence[str]) -> GitIgnoreSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSelection:
-    """Which files of folders are read, by patterns as in .gitignore, and how files of other suffixes are read.
+    """Which files of folders are read, by patterns as in .gitignore, and how files of other suffixes and encodings are
+    read.
 
-    Raises UsageError if a suffix is not that of a known format, or a pattern is none.
+    Raises UsageError if a suffix is not that of a known format, a pattern is none, or an encoding is not known.
     """
 
     include: Annotated[
@@ -83,8 +84,15 @@ class FileSelection:
         ),
     ] = ()
 
+    encoding: Annotated[
+        str | None,
+        Option("Encoding of text files that are not UTF-8, UTF-16 or UTF-32, such as cp1252.", default_text="none"),
+    ] = None
+
     def __post_init__(self) -> None:
         check_options(self)
+        if self.encoding is not None:
+            files.check_encoding(self.encoding)
         _spec((*self.include, *self.exclude))
         for one in self.read_as:
             suffix, is_pair, known = one.partition("=")
@@ -235,7 +243,7 @@ def files_behind_url(
             )
         elif suffix := choice.suffix(path_text(str(file)), path, is_empty=file.size == 0):
             name = f"{begin}/{path}" if begin else path
-            yield files.File(file, name, f"{name}:", suffix=suffix)
+            yield files.File(file, name, f"{name}:", suffix=suffix, encoding=selection.encoding)
     choice.check(url)
 
 

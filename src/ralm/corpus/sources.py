@@ -227,7 +227,7 @@ def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES, li
     _check_extras({one.suffix for one in found if not one.is_dataset})
     for one in [one for one in found if one.is_dataset][:1]:
         arrow.check_datasets(one.path)
-    return Source(source, (_file_below(path, one, begin) for one in found), True, skipped)
+    return Source(source, (_file_below(path, one, begin, selection.encoding) for one in found), True, skipped)
 
 
 def known_source(source: str, *, in_ids: bool) -> KnownSource:
@@ -249,13 +249,14 @@ def _single_file(path: FilePath, begin: str, prefix: str, selection: FileSelecti
         other = "a folder of an object store" if isinstance(path, RemoteFile) else "a folder"
         kinds = ", ".join(SUFFIXES)
         raise CorpusError(f"{path} is of an unknown type; give {other}, a file that ends in {kinds}, or hf:NAME.")
-    return File(path, begin or path_text(path.name), prefix, suffix=suffix)
+    return File(path, begin or path_text(path.name), prefix, suffix=suffix, encoding=selection.encoding)
 
 
-def _file_below(folder: Path, found: Found, begin: str) -> File:
+def _file_below(folder: Path, found: Found, begin: str, encoding: str | None) -> File:
     path = Path(found.path)
     name = path_text(Path(begin, path.relative_to(folder)).as_posix())
-    return File(path, name, f"{name}:", dataset=found.path if found.is_dataset else None, suffix=found.suffix)
+    dataset = found.path if found.is_dataset else None
+    return File(path, name, f"{name}:", dataset=dataset, suffix=found.suffix, encoding=encoding)
 
 
 def fingerprint_of(sources: Sequence[str]) -> str:

@@ -118,7 +118,9 @@ def sync_index(
     read = {number: source for number, source in enumerate(known) if not named or source.path in named}
     table = FileTable(opened.path / layout.FILES_TABLE)
     builder = DocumentBuilder(_fields(opened), changes.skipped, skip_bad=record.skip_bad)
-    selection = FileSelection(include=record.include, exclude=record.exclude, read_as=record.read_as)
+    selection = FileSelection(
+        include=record.include, exclude=record.exclude, read_as=record.read_as, encoding=record.encoding
+    )
     files = _compare(read, selection, table, builder, changes, len(record.sources), allow_missing=allow_missing)
     new = {*changes.added, *changes.changed}  # with records that moved to another file
     gone = documents_to_remove(opened, remove, {*new, *changes.removed})

@@ -26,7 +26,7 @@ _CUT_STRING: Final = "Unterminated string"
 
 def jsonl_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """One document per line, each a JSON object; blank lines are ignored."""
-    for number, offset, line in files.lines_of(file.path):
+    for number, offset, line in files.lines_of(file.path, file.encoding):
         where = f"{file.path}, line {number}"
         with builder:
             if line.strip():
@@ -38,7 +38,7 @@ def json_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
 
     Raises CorpusError, naming the character, where the file is not JSON: what follows cannot be read.
     """
-    for number, (value, text) in enumerate(_values(_JsonText(file.path)), 1):
+    for number, (value, text) in enumerate(_values(_JsonText(file.path, file.encoding)), 1):
         where = f"{file.path}, object {number}"
         with builder:
             yield builder.document(_record(value, text, where), where, f"{file.prefix}{number}")
@@ -89,11 +89,11 @@ def check_surrogates(value: object, where: str) -> None:
 class _JsonText:
     """The text of a file, read as far as it is needed; `at` is the place of the next character in `held`."""
 
-    def __init__(self, path: FilePath) -> None:
+    def __init__(self, path: FilePath, encoding: str | None = None) -> None:
         self.path = path
         self.held = ""
         self.at = self._gone = 0
-        self._pieces = filter(None, files.text_pieces(path, _PIECE))
+        self._pieces = filter(None, files.text_pieces(path, _PIECE, encoding))
 
     def next(self) -> str:
         """The next character that is not white space; empty at the end."""

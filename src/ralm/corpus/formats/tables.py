@@ -1,22 +1,27 @@
-"""Reads CSV, and TSV in the format of DPR's passages: a row is a document.
+"""Reads CSV, and TSV in the format of DPR's passages: a row is a document. Excel's ways to write them are understood.
 
 Quotes are read strictly: in the lenient default mode of `csv`, an unclosed quote would swallow the rest of the file.
 """
 
 import csv
-from collections.abc import Iterator
-from itertools import chain
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Final
 
 from ralm.corpus.documents import SKIP_ADVICE, DocumentBuilder, check_columns, some_names
-from ralm.corpus.files import File, decode, lines_of
-from ralm.errors import CorpusError
+from ralm.corpus.files import WESTERN, File, decode, likely_encoding, lines_of
+from ralm.errors import CorpusError, RalmWarning
 from ralm.records import Document
-from ralm.storage.remote import FilePath
 
 _DPR_COLUMNS: Final = ["id", "text", "title"]
 _MAX_FIELD: Final = 1 << 25
-_SEPARATORS: Final = {"\t": "tab", ",": "comma"}
+_SEPARATORS: Final = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+_NAMED_SEPARATOR: Final = re.compile(r'"?sep=(.)"?;*\s*')
+"""A first line for Excel."""
+_HEADER_LINES: Final = 100
+_LINES_GUESSED: Final = 1000
 
 
 def tsv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
@@ -25,7 +30,7 @@ def tsv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     If the first line is a header, `fields` names the columns to use; without a header the columns are DPR's.
     """
     fields = builder.fields
-    rows = _rows(file.path, "\t", builder)
+    rows = _rows(_decoded_lines(file, builder), "\t", file, builder)
     number, columns = first = next(rows, (0, []))
     named = fields.text in columns and (fields.id in columns or fields.title in columns)
     if not named and (len(columns) < 2 or columns != _DPR_COLUMNS[: len(columns)]):
@@ -35,39 +40,57 @@ def tsv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
 
 
 def csv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
-    """One document per row; the first row names the columns.
+    """One document per row; the first row names the columns. Commas, semicolons, tabs or bars separate them, by which
+    the first row has the column with text.
 
     Raises CorpusError if two columns have one name, or if there is no column with text.
     """
-    rows = _rows(file.path, ",", builder)
+    lines = _decoded_lines(file, builder)
+    first = [*islice(lines, _HEADER_LINES)]
+    named = _NAMED_SEPARATOR.fullmatch(first[0]) if first else None
+    if named is not None:
+        first[0] = "\n"
+    separators = [named[1]] if named is not None else [*_SEPARATORS]
+    headers = {separator: _header(first, separator) for separator in separators}
+    separator = max(headers, key=lambda one: (builder.fields.text in headers[one], len(headers[one])))
+    rows = _rows(chain(first, lines), separator, file, builder)
     _, columns = next(rows, (0, []))
     if builder.fields.text not in columns:
         raise builder.no_text(str(file.path), columns)
     check_columns(columns, str(file.path))
-    yield from _documents(rows, columns, file, builder, ",")
+    yield from _documents(rows, columns, file, builder, separator)
+
+
+def _header(lines: Sequence[str], separator: str) -> list[str]:
+    """The first row of lines; empty if its quotes are broken."""
+    try:
+        return next(filter(None, csv.reader(lines, delimiter=separator, strict=True)), [])
+    except csv.Error:
+        return []
 
 
 def _documents(
     rows: Iterator[tuple[int, list[str]]], columns: list[str], file: File, builder: DocumentBuilder, separator: str
 ) -> Iterator[Document]:
-    expected = some_names(columns)
+    expected, kind = some_names(columns), _SEPARATORS.get(separator, repr(separator))
     for line, row in rows:
         where = f"{file.path}, line {line}"
         with builder:
             if not min(2, len(columns)) <= len(row) <= len(columns):
                 raise CorpusError(
-                    f"{where} has {len(row)} {_SEPARATORS[separator]}-separated fields where {expected} are "
-                    f"expected.{SKIP_ADVICE}"
+                    f"{where} has {len(row)} {kind}-separated fields where {expected} are expected.{SKIP_ADVICE}"
                 )
             yield builder.document(dict(zip(columns, row, strict=False)), where, f"{file.prefix}{line}")
 
 
-def _rows(path: FilePath, separator: str, builder: DocumentBuilder) -> Iterator[tuple[int, list[str]]]:
+def _rows(
+    lines: Iterator[str], separator: str, file: File, builder: DocumentBuilder
+) -> Iterator[tuple[int, list[str]]]:
     """The non-blank rows of a file, each with the number of its first line.
 
     A row with broken quotes is broken up to where the quotes tell: an unclosed one takes lines after it with it.
     """
-    rows = csv.reader(_decoded_lines(path, builder), delimiter=separator, strict=True)
+    rows = csv.reader(lines, delimiter=separator, strict=True)
     while True:
         number = rows.line_num + 1
         try:
@@ -79,7 +102,7 @@ def _rows(path: FilePath, separator: str, builder: DocumentBuilder) -> Iterator[
             lines = f"line {number} is" if last == number else f"lines {number} to {last} are"
             message = f"{lines} not quoted like CSV ({error}): a quote within quotes must be doubled.{SKIP_ADVICE}"
             with builder:
-                raise CorpusError(f"{path}, {message}") from None
+                raise CorpusError(f"{file.path}, {message}") from None
         else:
             if row:
                 yield number, row
@@ -94,10 +117,32 @@ def next_row(rows: Iterator[list[str]]) -> list[str]:
         csv.field_size_limit(allowed)
 
 
-def _decoded_lines(path: FilePath, builder: DocumentBuilder) -> Iterator[str]:
-    """The lines of a file as text; a skipped line that is not UTF-8 becomes blank."""
-    for number, offset, line in lines_of(path):
+def _decoded_lines(file: File, builder: DocumentBuilder) -> Iterator[str]:
+    """The lines of a file as text; a skipped line that cannot be decoded becomes blank. The first line that is not
+    ASCII decides whether the file seems to be Windows-1252, which a warning says."""
+    encoding, is_ascii = file.encoding, True
+    for number, offset, line in lines_of(file.path, encoding):
+        if is_ascii and not line.isascii():
+            is_ascii = False
+            if encoding is None and _is_western(file, line):
+                encoding = WESTERN
+                warnings.warn(
+                    f"{file.path} is not UTF-8 and is read as {WESTERN} (Windows-1252); name its `encoding` if it is "
+                    "another.",
+                    RalmWarning,
+                    stacklevel=2,
+                )
         text = "\n"
         with builder:
-            text = decode(line, f"{path}, line {number}", offset=offset)
+            text = decode(line, f"{file.path}, line {number}", offset=offset, encoding=encoding)
         yield text
+
+
+def _is_western(file: File, line: bytes) -> bool:
+    """Whether a file with this line seems to be Windows-1252 and no UTF-8."""
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        others = (line for _, _, line in lines_of(file.path) if not line.isascii())
+        return likely_encoding(b"".join(islice(others, _LINES_GUESSED))) == WESTERN
+    return False

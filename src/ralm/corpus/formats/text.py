@@ -30,7 +30,7 @@ _FRONT_MATTER: Final = re.compile(r"---[^\S\n]*\n(.{,65536}?\n)(?:---|\.\.\.)[^\
 def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """The whole file as a document. Its title is that of its front matter, else its first heading, else the file name;
     the other fields of the front matter are metadata."""
-    text = files.whole_text(file.path)
+    text = files.whole_text(file.path, encoding=file.encoding)
     matter: dict[str, Any] = {}
     if file.suffix in _MARKDOWN:
         matter, text = split_front_matter(text)
@@ -50,7 +50,7 @@ def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
 def notebook_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """The cells of a notebook in order, with code between fences, without what they print; its title is its first
     heading or the file name. Raises CorpusError if the file is no notebook."""
-    content = files.whole_text(file.path)
+    content = files.whole_text(file.path, encoding=file.encoding)
     try:
         notebook: Any = json.loads(content)
         cells = [(one["cell_type"], "".join(one["source"]).strip()) for one in notebook["cells"]]

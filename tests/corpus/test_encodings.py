@@ -1,0 +1,138 @@
+"""Text of any encoding: what the beginning of a file tells, what is named, and what is said of the rest."""
+
+import gzip
+import warnings
+from pathlib import Path
+
+import pytest
+
+from ralm.corpus.documents import Fields
+from ralm.corpus.folder import FileSelection
+from ralm.corpus.sources import read_documents
+from ralm.errors import CorpusError, RalmWarning, UsageError
+from ralm.records import Document
+
+TABLE = 'Nr;Inhalt;Preis\r\n1;"Größe\r\nzwei ""a""";3,5\r\n2;Äpfel;4,0\r\n'
+ROWS = ['Größe zwei "a"', "Äpfel"]
+TOKYO = "id,text\n1,東京タワー\n"
+LONG = "\n".join(f'{{"text": "line {number} \u00e9\U0001f601"}}' for number in range(20_000))
+
+
+def read(path: Path, encoding: str | None = None, text: str = "text") -> list[Document]:
+    return [*read_documents(str(path), Fields(text=text), selection=FileSelection(encoding=encoding))]
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
+)
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("x.txt", "a long enough text \u2028 é", ["a long enough text \u2028 é"]),
+        ("x.md", "# a long heading", ["# a long heading"]),
+        ("x.rst", "a long heading\n==============", ["a long heading\n=============="]),
+        ("x.yaml", "key: a long value", ["key: a long value"]),
+        ("x.json", '[{"text": "a long \u2028 text"}]', ["a long \u2028 text"]),
+        ("x.jsonl", '{"text": "a long \u2028 text"}\n{"text": "b"}', ["a long \u2028 text", "b"]),
+        ("x.csv", "id,text,title\n1,a long text,a title", ["a long text"]),
+        ("x.tsv", "id\ttext\ttitle\n1\ta long text\ta title", ["a long text"]),
+    ],
+)
+def test_the_beginning_tells_unicode(name: str, content: str, texts: list[str], encoding: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content.encode(encoding))
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content.encode(encoding)))
+    for path in tmp_path.iterdir():
+        assert [document.text for document in read(path)] == texts
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-be", "gb18030"])
+def test_files_longer_than_a_piece(name: str, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(LONG.encode(encoding))
+    documents = read(tmp_path / name, encoding="gb18030")
+    assert [document.text for document in documents] == [f"line {number} é😁" for number in range(20_000)]
+
+
+def test_a_file_without_a_suffix(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes("text é".encode("utf-16"))
+    assert [document.text for document in read(tmp_path)] == ["text é"]
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.csv", "x.jsonl", "x.json"])
+def test_an_encoding_that_is_named_is_that_of_files_that_are_not_utf8(name: str, tmp_path: Path) -> None:
+    content = TOKYO if name.endswith(("t", "v")) else '{"text": "東京タワー"}'
+    for folder, encoding in (("1", "cp932"), ("2", "utf-8"), ("3", "utf-16")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(content.encode(encoding))
+    assert all("東京タワー" in document.text for document in read(tmp_path, encoding="shift_jis"))
+    with pytest.raises(CorpusError, match="is not UTF-8: byte .* It may be cp932. Name its `encoding`, or convert"):
+        read(tmp_path / "1" / name)
+    with pytest.raises(CorpusError, match="is not ascii"):
+        read(tmp_path / "1" / name, encoding="ascii")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1251", "Москва столица России"),
+        ("gb18030", "这是一个中文文本。北京是中国的首都。"),
+        ("cp949", "서울은 한국의 수도입니다"),
+        ("cp1253", "Αυτό είναι ένα ελληνικό κείμενο"),
+        ("cp1252", "Grüße aus Köln"),
+    ],
+)
+def test_what_a_text_may_be(encoding: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes(text.encode(encoding))
+    with pytest.raises(CorpusError, match=f"It may be {encoding}.* iconv -f {encoding} "):
+        read(tmp_path / "x.txt")
+    if encoding != "cp1252":  # which tables are read as
+        (tmp_path / "x.csv").write_bytes(f"text\n{text}".encode(encoding))
+        with pytest.raises(CorpusError, match=f"x.csv, line 2 is not UTF-8: byte .* It may be {encoding}"):
+            read(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("name", ["klingon", "rot13", "base64", "undefined", "iso-2022-jp", "utf-7", "hz", "x\0y", ""])
+def test_names_of_no_encoding(name: str) -> None:
+    with pytest.raises(UsageError, match="`encoding` must be one that Python knows"):
+        FileSelection(encoding=name)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "cp1252"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        TABLE,
+        TABLE.replace("\r\n", "\n"),
+        "sep=;\r\n" + TABLE,
+        '"sep=;"\n' + TABLE,
+        TABLE.replace(";", "\t"),
+        TABLE.replace(";", "|"),
+        TABLE.replace(";", ",").replace("3,5", '"3,5"').replace("4,0", '"4,0"'),
+    ],
+)
+def test_tables_as_excel_writes_them(content: str, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(content.encode(encoding))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        documents = read(tmp_path / "x.csv", text="Inhalt")
+    assert [" ".join(document.text.split()) for document in documents] == ROWS
+    assert [document.metadata for document in documents] == [
+        {"Nr": "1", "Preis": "3,5"},
+        {"Nr": "2", "Preis": "4,0"},
+    ]
+    says = [
+        f"{tmp_path}/x.csv is not UTF-8 and is read as cp1252 (Windows-1252); name its `encoding` if it is another."
+    ]
+    assert [str(one.message) for one in warned] == (says if encoding == "cp1252" else [])
+    if encoding != "cp1252":
+        with pytest.raises(CorpusError, match="has no field 'text'; its fields are Nr, Inhalt, Preis. Name the right"):
+            read(tmp_path / "x.csv")
+
+
+def test_a_broken_line_does_not_make_a_table_western(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes("id,text\n1,ä\n".encode() + b"2,caf\xe9\n")
+    with pytest.raises(CorpusError, match="line 3 is not UTF-8"):
+        read(tmp_path / "x.csv")
+    (tmp_path / "x.tsv").write_bytes("1\tGrüße\tKöln\n".encode("cp1252"))
+    with pytest.warns(RalmWarning, match="is read as cp1252"):
+        assert [document.text for document in read(tmp_path / "x.tsv")] == ["Grüße"]
