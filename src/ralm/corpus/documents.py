@@ -162,7 +162,7 @@ class DocumentBuilder:
             raise CorpusError(f"{where}: the field {fields.text!r} is not text but {type(text).__name__}.")
         name = _name(record, fields.id, where)
         return Document(
-            id=place if name is None else name,
+            id=place if name is None or not name.strip() else name,
             title=line_feeds(_name(record, fields.title, where) or ""),
             text=line_feeds(text or ""),
             metadata=self._metadata(record, where),
@@ -264,7 +264,12 @@ def _name(record: Mapping[str, object], field_name: str, where: str) -> str | No
         return None
     if isinstance(value, _NOT_NAMES):
         raise CorpusError(f"{where}: the field {field_name!r} must be text or a number, not {type(value).__name__}.")
-    return str(value)
+    return name_text(value)
+
+
+def name_text(value: object) -> str:
+    """A title or an id that is no text as text; truth values are those of JSON."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def metadata_to_json(metadata: Metadata) -> str:

@@ -50,19 +50,21 @@ def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]
     """Write passages to `path` and yield each one, so they can be indexed in the same pass.
 
     Holds one batch in memory. The file is complete after the last passage. Numbers must start at 0, in order.
-    Raises UsageError if metadata cannot be written as JSON.
+    Raises UsageError if metadata cannot be written as JSON, or text is not valid Unicode.
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
         batch: list[Passage] = []
+        encoded: list[tuple[bytes, bytes, bytes]] = []
         for number, passage in enumerate(passages):
             assert passage.number == number, "passages must be numbered in order, from 0"
             batch.append(passage)
+            encoded.append(_encoded(passage))
             if len(batch) == ROWS_A_BATCH:
-                writer.write_batch(_record_batch(batch))
-                batch = []
+                writer.write_batch(_record_batch(batch, encoded))
+                batch, encoded = [], []
             yield passage
         if batch:
-            writer.write_batch(_record_batch(batch))
+            writer.write_batch(_record_batch(batch, encoded))
 
 
 def join_passages(path: Path, ranges: "Iterable[tuple[PassageStore, range]]") -> None:
@@ -338,13 +340,18 @@ def _string(column: _Column, row: int) -> str:
     return str(content[places[row] : places[row + 1]], "utf-8")
 
 
-def _record_batch(passages: list[Passage]) -> pa.RecordBatch:
-    columns = [
-        [passage.document_id.encode() for passage in passages],
-        [passage.title.encode() for passage in passages],
-        [passage.text.encode() for passage in passages],
-        _metadata_column(passages),
-    ]
+def _encoded(passage: Passage) -> tuple[bytes, bytes, bytes]:
+    try:
+        return passage.document_id.encode(), passage.title.encode(), passage.text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"passage {passage.number}, of the document {passage.document_id!r}, holds a lone surrogate (half of a "
+            "character), which is not valid text."
+        ) from None
+
+
+def _record_batch(passages: list[Passage], encoded: list[tuple[bytes, bytes, bytes]]) -> pa.RecordBatch:
+    columns = [*zip(*encoded, strict=True), _metadata_column(passages)]
     arrays = [arrow_texts(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=_SCHEMA)
 

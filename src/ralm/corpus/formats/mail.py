@@ -11,6 +11,7 @@ from ralm.errors import CorpusError, RalmError, short_message
 from ralm.records import Document
 
 _FIELDS: Final = ("from", "to", "cc", "date")
+_ASCII: Final = ("us-ascii", "ascii")
 _MAX_STEPS: Final = 1 << 31  # some seconds: a header takes the square of its length, and is parsed twice
 
 
@@ -24,7 +25,7 @@ def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
         lines = content.count(b"\n") + content.count(b"\r")
         message = message_from_bytes(content, policy=_bounded_policy(f"{file.path}", lines))
         body = message.get_body(("plain", "html"))
-        text = "" if body is None else str(body.get_content())
+        text = "" if body is None else _content(body)
         metadata = {name: str(message[name]) for name in _FIELDS if message[name]}
         title = str(message["subject"] or file.title)
         is_html = body is not None and body.get_content_subtype() == "html"
@@ -38,6 +39,18 @@ def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
         yield builder.markdown(file, title, shown_markdown(read_page(text, str(file.path))), metadata)
     else:
         yield builder.whole(file.id, " ".join(title.split()), files.line_feeds(text), metadata)
+
+
+def _content(body: EmailMessage) -> str:
+    """The text of a message, with replacement characters for what cannot be decoded; it is UTF-8 if its charset is
+    ASCII, missing or unknown."""
+    content = body.get_payload(decode=True)
+    assert isinstance(content, bytes), "a body has no parts"
+    charset = body.get_content_charset("us-ascii")
+    try:
+        return content.decode("utf-8" if charset in _ASCII else charset, "replace")
+    except (LookupError, ValueError):
+        return content.decode("utf-8", "replace")
 
 
 def _bounded_policy(where: str, lines: int) -> "EmailPolicy[EmailMessage]":

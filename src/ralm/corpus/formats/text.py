@@ -39,7 +39,7 @@ def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
         text = _RST_COMMENT.sub("", text)
     has_headings = file.suffix in (*_MARKDOWN, ".rst")
     headings = [*find_headings(text, rst=file.suffix == ".rst")] if has_headings else []
-    title = " ".join(str(matter.pop("title", "") or "").split())
+    title = " ".join(documents.name_text(matter.pop("title", "") or "").split())
     if not title:
         top = sum(len(line) + 1 for line in text.split("\n", _LINES_READ)[:_LINES_READ])
         marked = (one for one in headings if one.level == 1 or text.startswith("#", one.begin))  # not by a rule below
