@@ -22,6 +22,8 @@ _Number = TypeVar("_Number", np.int64, np.float32)
 Metadata: TypeAlias = Mapping[str, JsonValue]
 """The fields of a document besides its id, title and text, such as its url, page and date; never changed."""
 
+ORIGIN: Final = "_origin"
+"""The metadata with the path and line, or row, of a record whose id does not say them; filters do not know it."""
 NO_PASSAGE = -1
 """The passage number that means no passage: a query with fewer hits than k, or a stride read without retrieval."""
 NOT_LISTED = -1
@@ -76,6 +78,12 @@ class Passage:
     def contents(self) -> str:
         """The text that is indexed and read: title, newline, text; only the text if there is no title."""
         return f"{self.title}\n{self.text}" if self.title else self.text
+
+    @property
+    def place(self) -> str:
+        """Where its document is, for a person: its id, and its path and line if the id does not say them."""
+        origin = self.metadata.get(ORIGIN)
+        return f"{self.document_id}, {origin}" if isinstance(origin, str) else self.document_id
 
 
 @dataclass(frozen=True, slots=True)

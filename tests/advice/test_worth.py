@@ -173,6 +173,8 @@ def test_the_program_prints_a_screen_and_writes_a_page(corpus: Path, tmp_path: P
     page = (tmp_path / "page.html").read_text()
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     again = printed(*asked)
+    assert data["title"] == "corpus.jsonl"
+    assert "<title>corpus.jsonl \u00b7 ralm worth</title>" in page
     assert (data["sentence"], data["readings"]) == (again["sentence"], again["readings"])
     assert again["corpus"] == str(corpus)
     failed(ralm(*asked, "--html", tmp_path / "page.html"), 1, "page.html already exists")

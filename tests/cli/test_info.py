@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import ralm
+from ralm.retrieval.summary import corpus_title
 from tests.cli.program import done, failed, printed, ralm as program
 
 FILES = {
@@ -104,3 +105,16 @@ def test_the_title_of_a_document_is_without_headings(index: Path) -> None:
     assert row["passages"] > 1
     assert row["title"] == "Guide"
     assert program("info", index, "--documents", "--path", "*.md").out.endswith("  guide/start.md  Guide\n")
+
+
+@pytest.mark.parametrize("name", ["corpus", "corpus/", "./corpus", "corpus/../corpus"])
+def test_a_title_names_the_sources_and_not_the_index(name: str, index: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text('{"text": "text"}\n')
+    out = tmp_path / "ix"
+    done("index", f"{index.parent}/{name}", tmp_path / "other.jsonl", "--out", out)
+    assert corpus_title(ralm.open_index(out)) == "corpus, other.jsonl"
+
+
+def test_a_title_of_an_index_of_a_program(tmp_path: Path) -> None:
+    ralm.build_index([ralm.Passage(0, "a", "", "text")], tmp_path / "ix")
+    assert corpus_title(ralm.open_index(tmp_path / "ix")) == ""

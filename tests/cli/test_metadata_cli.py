@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.corpus.documents import metadata_to_json
+from ralm.records import ORIGIN
 from ralm.retrieval.index import open_index
 from ralm.runs.run import open_run
 from ralm.storage.manifest import write_manifest
@@ -21,6 +22,10 @@ METADATA: dict[str, dict[str, Any]] = {
     "hill": {"url": "javascript:alert(1)", "note": "\x1b[31m<b>red</b>\n\u202e"},
     "town": {},
 }
+
+
+KEPT = {name: {**given, ORIGIN: f"corpus.jsonl:{line}"} for line, (name, given) in enumerate(METADATA.items(), 1)}
+"""The same with the places of the records."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +46,7 @@ def test_hits(work: Path) -> None:
     answer = ralm("search", work / "index", "sea hill town sheep whales", "--json")
     hits = json.loads(answer.out)["hits"]
     assert {hit["document_id"] for hit in hits} == set(METADATA)
-    assert all(hit["metadata"] == METADATA[hit["document_id"]] for hit in hits)
+    assert all(hit["metadata"] == KEPT[hit["document_id"]] for hit in hits)
     for_people = ralm("search", work / "index", "whales").out
     assert '     url: https://example.org/sea?a=1&b=2, page: 3, tags: ["deep", {"blue": true}]\n' in for_people
 
@@ -58,20 +63,22 @@ def test_the_file_of_retrieved_passages(work: Path, tiny_folders: dict[str, Path
     found = [passage for stride in json.loads(file.read_text()) for passage in stride["retrieved_docs"]]
     assert {passage["id"] for passage in found} == set(METADATA)
     for passage in found:
-        assert passage.get("metadata") == (METADATA[passage["id"]] or None)
+        assert passage.get("metadata") == KEPT[passage["id"]]
     read = ["--retrieved", file, "--document-tokens", 24, "--baseline"]
     done("eval", work / "text.txt", *common, *read, "--out", work / "from-file")
     passages = open_run(work / "from-file").text.passages.values()
-    assert {passage.document_id: passage.metadata for passage in passages}.items() <= METADATA.items()
+    assert {passage.document_id: passage.metadata for passage in passages}.items() <= KEPT.items()
 
 
 def test_sources_of_generated_text(work: Path, tiny_folders: dict[str, Path]) -> None:
     arguments = ["generate", "The whales sing in the deep", *reading(work, tiny_folders), "--new-tokens", 4]
     answer = ralm(*arguments)
-    assert "<- The Sea (passage 1; url: https://example.org/sea?a=1&b=2, page: 3, tags:" in answer.out
+    assert (
+        "<- The Sea (passage 1; sea, corpus.jsonl:1; url: https://example.org/sea?a=1&b=2, page: 3, tags:" in answer.out
+    )
     written = json.loads(ralm(*arguments, "--json", "--baseline").out)
     for part in (*written["spans"], *written["gain"]["passages"]):
-        assert part["metadata"] == METADATA[part["document_id"]]
+        assert part["metadata"] == KEPT[part["document_id"]]
     without = printed(*arguments[:4], *MODEL_LENGTH, "--new-tokens", 4)
     assert without["spans"][0]["metadata"] == {}
 
@@ -79,11 +86,13 @@ def test_sources_of_generated_text(work: Path, tiny_folders: dict[str, Path]) ->
 def test_runs_and_reports(work: Path, tmp_path: Path) -> None:
     table = pq.read_table(work / "run" / "passages.parquet")
     for document, metadata in zip(*(table[name].to_pylist() for name in ("document_id", "metadata")), strict=True):
-        assert json.loads(metadata) == METADATA[document]
+        assert json.loads(metadata) == KEPT[document]
     shown = ralm("report", work / "run").out
-    assert re.search(r"The Sea \(passage \d; url: https://example.org/sea\?a=1&b=2, page: 3", shown)
+    assert re.search(
+        r"The Sea \(passage \d; sea, corpus.jsonl:1; url: https://example.org/sea\?a=1&b=2, page: 3", shown
+    )
     report = printed("report", work / "run")
-    assert all(row["metadata"] == METADATA[row["document_id"]] for row in report["passages"])
+    assert all(row["metadata"] == KEPT[row["document_id"]] for row in report["passages"])
     done("report", work / "run", "--html", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<b>red" not in page
@@ -110,9 +119,9 @@ def test_the_fields_that_are_kept(work: Path, tmp_path: Path) -> None:
         return [metadata_to_json(passage.metadata) for passage in open_index(out).passages]
 
     assert kept('metadata="page,note"') == [
-        '{"page":3}',
-        metadata_to_json({"note": METADATA["hill"]["note"]}),
-        "{}",
+        '{"page":3,"_origin":"corpus.jsonl:1"}',
+        metadata_to_json({"note": KEPT["hill"]["note"], ORIGIN: "corpus.jsonl:2"}),
+        '{"_origin":"corpus.jsonl:3"}',
     ]
     assert kept("metadata=") == ["{}"] * 3
-    assert kept("metadata=title,title=note")[0] == '{"title":"The Sea"}'
+    assert kept("metadata=title,title=note")[0] == '{"title":"The Sea","_origin":"corpus.jsonl:1"}'

@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 from ralm.corpus.documents import BROKEN_LINES, EMPTY_FILES, HIDDEN, LINKS, NO_TEXT, UNKNOWN
 from ralm.corpus.sources import Fields, Skipped, read_documents
 from ralm.errors import CorpusError, MissingExtraError
-from ralm.records import Document
+from ralm.records import ORIGIN, Document
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +140,7 @@ def test_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         outside / "b.txt",
         outside / "deeper" / "c.txt",
         folder / ".store" / "d.txt",
+        folder / "left.bin",
     ):
         path.write_text("text")
     for name, target in {
@@ -152,6 +153,10 @@ def test_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "7-hidden": folder / ".store",
         "8-deeper": outside / "deeper",
         "9-file.txt": outside / "b.txt",
+        "9-same.txt": outside / "b.txt",
+        "9-within.txt": folder / "sub" / "a.txt",
+        "9-left.txt": folder / "left.bin",
+        "9-hidden.txt": folder / ".store" / "d.txt",
         "loop.txt": folder / "loop.txt",
         "sub/up": folder,
     }.items():
@@ -163,9 +168,11 @@ def test_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "1-outside/deeper/c.txt",
         "7-hidden/d.txt",
         "9-file.txt",
+        "9-hidden.txt",
+        "9-left.txt",
         "sub/a.txt",
     ]
-    assert skipped.counts == {HIDDEN: 1, LINKS: 9}
+    assert skipped.counts == {HIDDEN: 1, LINKS: 11, UNKNOWN: 1}
     assert skipped.examples[LINKS] == [
         f"{folder}/1-outside/back (leads to a folder that is read anyway)",
         f"{folder}/2-again (was read already)",
@@ -174,6 +181,8 @@ def test_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         f"{folder}/5-sub (leads to a folder that is read anyway)",
         f"{folder}/6-nothing (a link to nothing)",
         f"{folder}/8-deeper (was read already)",
+        f"{folder}/9-same.txt (was read already)",
+        f"{folder}/9-within.txt (leads to a file that is read anyway)",
         f"{folder}/loop.txt (a link to itself)",
         f"{folder}/sub/up (leads to a folder that contains it)",
     ]
@@ -237,9 +246,12 @@ def dataset(*texts: str) -> Dataset:
 
 def test_a_saved_dataset(tmp_path: Path) -> None:
     dataset("one", "two").save_to_disk(tmp_path / "saved")
-    expected = [Document(id="0", title="ONE", text="one"), Document(id="1", title="TWO", text="two")]
-    assert list(read_documents(str(tmp_path / "saved"))) == expected
-    assert list(read_documents(f"hf:{tmp_path / 'saved'}")) == expected
+    for name in (f"{tmp_path}/saved", f"hf:{tmp_path}/saved"):
+        origin = name if name.startswith("hf:") else "saved"
+        assert list(read_documents(name)) == [
+            Document(id="0", title="ONE", text="one", metadata={ORIGIN: f"{origin}:0"}),
+            Document(id="1", title="TWO", text="two", metadata={ORIGIN: f"{origin}:1"}),
+        ]
     with pytest.raises(CorpusError, match="has no field 'body'; its fields are title, text"):
         next(read_documents(str(tmp_path / "saved"), Fields(text="body")))
     with pytest.raises(CorpusError, match="no split 'test'"):

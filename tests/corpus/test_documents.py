@@ -147,4 +147,4 @@ def test_a_named_field_that_no_record_has(tmp_path: Path) -> None:
 def test_passages_have_the_metadata_of_their_document(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": "one two three", "page": 1}) + "\n")
     passages = make_passages(read_documents(str(tmp_path / "x.jsonl")), Splitting(words=1))
-    assert [passage.metadata for passage in passages] == [{"page": 1}] * 3
+    assert [passage.metadata for passage in passages] == [{"page": 1, "_origin": "x.jsonl:1"}] * 3

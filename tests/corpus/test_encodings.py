@@ -11,6 +11,7 @@ from ralm.corpus.folder import FileSelection
 from ralm.corpus.sources import read_documents
 from ralm.errors import CorpusError, RalmWarning, UsageError
 from ralm.records import Document
+from tests.corpus.reading import without_origins
 
 TABLE = 'Nr;Inhalt;Preis\r\n1;"Größe\r\nzwei ""a""";3,5\r\n2;Äpfel;4,0\r\n'
 ROWS = ['Größe zwei "a"', "Äpfel"]
@@ -19,7 +20,7 @@ LONG = "\n".join(f'{{"text": "line {number} \u00e9\U0001f601"}}' for number in r
 
 
 def read(path: Path, encoding: str | None = None, text: str = "text") -> list[Document]:
-    return [*read_documents(str(path), Fields(text=text), selection=FileSelection(encoding=encoding))]
+    return without_origins(read_documents(str(path), Fields(text=text), selection=FileSelection(encoding=encoding)))
 
 
 @pytest.mark.parametrize(

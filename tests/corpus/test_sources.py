@@ -298,10 +298,10 @@ def test_shared_ids_are_those_of_a_plain_loop(names: Sequence[str], at_once: int
         warnings.simplefilter("always")
         patch.setattr(sources, "_IDS_AT_ONCE", at_once)
         for name in names:
-            repeated.add(name)
+            repeated.add(Document(name, "", ""))
         repeated.warn()
     assert (repeated.count, len(warned)) == (len(expected), bool(expected))
-    assert repeated.examples == list(dict.fromkeys(expected))[:3]
+    assert list(repeated.examples) == list(dict.fromkeys(expected))[:3]
 
 
 def test_beyond_millions_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_beyond_millions_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sources, "_MAX_IDS", 30)
     repeated = RepeatedIds()
     for number in range(1000):
-        repeated.add(str(number % 60))
+        repeated.add(Document(str(number % 60), "", ""))
     assert (repeated.count, len(repeated._seen)) == (0, 30)
 
 
@@ -318,5 +318,8 @@ def test_two_files_with_the_same_ids_are_kept_and_said(tmp_path: Path) -> None:
         rows = [{"id": number, "text": f"{name} {number}"} for number in range(4)]
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     documents = read_documents(str(tmp_path), skipped=Skipped())
-    with pytest.warns(RalmWarning, match="share an id, such as 0, 1, 2 .4 have that of an earlier document."):
+    with pytest.warns(
+        RalmWarning,
+        match=r"share an id, such as 0 \(a.jsonl:1 and b.jsonl:1\); 1 .a.jsonl:2 and b.jsonl:2.; 2 .* .4 have that",
+    ):
         assert [document.id for document in documents] == ["0", "1", "2", "3"] * 2

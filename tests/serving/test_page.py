@@ -103,6 +103,7 @@ def test_the_page_tells_nothing_of_what_is_served_and_loads_nothing(page_url: st
 def test_what_may_be_chosen(page_url: str, folder: Path) -> None:
     told = httpx.get(f"{page_url}choices").json()
     assert told["model"] == MODEL
+    assert told["corpus"] == "", "a program built the index"
     assert told["defaults"]["index"] == "few"
     assert told["choices"]["index"] == {"values": ["few"]}
     assert told["choices"]["retriever"] == {"values": ["bm25", "random"]}, "the index has no vectors"

@@ -38,7 +38,7 @@ def report_of_answers(path: Path | str, shown: int | None = None) -> dict[str, A
         "measures": {name: value for name, value in summary.items() if name != "config"},
         "total": answers.num_rows,
         "questions": [_question(row, rows) for row in shown_rows],
-        "passages": [rows[number] for number in sorted(read)],
+        "passages": [_passage(path, rows[number]) for number in sorted(read)],
     }
 
 
@@ -50,7 +50,14 @@ def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
         summary = json.loads((path / SUMMARY).read_bytes())
     if not isinstance(summary, dict):
         raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; {run.REMEDY}.")
-    return summary, answers, tables.select_columns(path, passages, tables.PASSAGE_COLUMNS, remedy=run.REMEDY)
+    columns = {**tables.PASSAGE_COLUMNS, "metadata": pa.string()}
+    return summary, answers, tables.select_columns(path, passages, columns, remedy=run.REMEDY)
+
+
+def _passage(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A passage, with the place where its document is."""
+    shown = {name: row[name] for name in tables.PASSAGE_COLUMNS}
+    return {**shown, "place": tables.passage_in(path, row).place}
 
 
 def _question(row: Mapping[str, Any], passages: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

@@ -222,10 +222,10 @@ def print_answers_report(report: Mapping[str, Any]) -> None:
                 print_line(f"  {label:<16}{_verdict(one[book])}")
         for rank, source in enumerate(one["passages"], 1):
             passage = passages[source["passage"]]
-            name = one_line(passage["title"] or passage["document_id"])
+            name, place = one_line(passage["title"] or passage["document_id"]), one_line(passage["place"])
             known = "quoted" if source["quotes"] else "retrieved"
             shown = known if source["share"] is None else f"{source['share']:.0%} of the mixture, {known}"
-            print_line(f"  {rank:>3}. {shown}: {name} (passage {source['passage']})")
+            print_line(f"  {rank:>3}. {shown}: {name} (passage {source['passage']}; {place})")
             console.print(Text("       ").append_text(_marked(passage["text"], source["marked"])))
     if len(report["questions"]) < report["total"]:
         print_line(f"\n(the first {len(report['questions']):,} of {report['total']:,} questions)")

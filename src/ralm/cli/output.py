@@ -21,7 +21,7 @@ from ralm.cli.process import print_note
 from ralm.protocols import Tokenizer
 from ralm.reading.pieces import GeneratedText, passage_shares, spans
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
-from ralm.records import NO_PASSAGE, Passage, Passages
+from ralm.records import NO_PASSAGE, ORIGIN, Passage, Passages
 from ralm.retrieval.layout import VectorSet, index_settings
 from ralm.retrieval.marks import Mark, Marker, best_window, spans_of
 from ralm.storage.manifest import Manifest
@@ -132,6 +132,8 @@ def print_index(out: Path, manifest: Manifest, removals: "Removals", skipped: "S
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
     for line in skipped.lines():
         print_line(f"left out: {one_line(line)}")
+    for pattern, count in read.skipped.beside.items():
+        print_line(f"pages with their text in another file: {count:,}; leave it out with --exclude '{pattern}'")
 
 
 def print_sync(index: Path, before: "Index", changes: "Changes", manifest: Manifest, *, examples: int) -> None:
@@ -171,10 +173,10 @@ def _print_vectors(vectors: VectorSet, passages: int) -> None:
 def print_hits(hits: Iterable[tuple[Passage, float]], marker: Marker, terms: Container[str]) -> None:
     """Print hits for a person: rank, score, document id, title, and the part of the text with most of these terms."""
     for rank, (passage, score) in enumerate(hits, 1):
-        name = document_name(passage.document_id, passage.title)
+        name = document_name(passage.document_id, passage.title, passage.place)
         _print_marked(f"{rank:>3}. {score:8.3f}  ", name, marker.marks(name, terms))
-        if passage.metadata:
-            print_line(f"     {_metadata_line(passage)}")
+        if metadata := _metadata_line(passage):
+            print_line(f"     {metadata}")
         text = " ".join(passage.text.split())
         marks = marker.marks(text, terms)
         begin, end = best_window(text, marks, _LONGEST_TEXT)
@@ -183,11 +185,11 @@ def print_hits(hits: Iterable[tuple[Passage, float]], marker: Marker, terms: Con
         _print_marked(f"     {'...' if begin else ''}", text[begin:end], inside, "..." if end < len(text) else "")
 
 
-def document_name(document_id: str, title: str) -> str:
-    """The id of a document, and its title if that is not the name of its file."""
-    place = PurePath(document_id)
-    shown = "" if title in (document_id, place.name, place.stem) else title
-    return one_line("  ".join(part for part in (document_id, shown) if part))
+def document_name(document_id: str, title: str, place: str | None = None) -> str:
+    """The id of a document, or its `place`, and its title if that is not the name of its file."""
+    path = PurePath(document_id)
+    shown = "" if title in (document_id, path.name, path.stem) else title
+    return one_line("  ".join(part for part in (place or document_id, shown) if part))
 
 
 def _print_marked(before: str, text: str, marks: Iterable[Mark], after: str = "") -> None:
@@ -279,15 +281,18 @@ def source_name(number: int, passages: Passages) -> str:
 
 
 def passage_name(passage: Passage) -> str:
-    """The name of a passage for a person: its title or document id, its number, and its metadata."""
-    metadata = f"; {_metadata_line(passage)}" if passage.metadata else ""
-    return f"{one_line(passage.title or passage.document_id)} (passage {passage.number}{metadata})"
+    """The name of a passage for a person: its title, its number, where its document is, and its metadata."""
+    name, place = passage.title or passage.place, passage.place
+    parts = [f"passage {passage.number}", *([one_line(place)] if place != name else []), _metadata_line(passage)]
+    return f"{one_line(name)} ({'; '.join(filter(None, parts))})"
 
 
 def _metadata_line(passage: Passage) -> str:
-    """The beginning of a passage's metadata on one line, such as `page: 3, url: https://...`."""
+    """The beginning of a passage's metadata on one line, such as `page: 3, url: https://...`, without its origin."""
     fields = (
-        f"{name}: {value if isinstance(value, str) else to_json(value)}" for name, value in passage.metadata.items()
+        f"{name}: {value if isinstance(value, str) else to_json(value)}"
+        for name, value in passage.metadata.items()
+        if name != ORIGIN
     )
     return beginning(one_line(", ".join(fields)), _LONGEST_METADATA)
 

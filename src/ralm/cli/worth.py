@@ -60,6 +60,7 @@ def worth_command(
     from ralm.advice.verdict import judge_corpus
     from ralm.cli.output import write_page
     from ralm.pipeline import open_pipeline
+    from ralm.retrieval.summary import corpus_title
     from ralm.storage.outputs import check_output_file
     from ralm.training.examples import read_training_text
 
@@ -77,9 +78,10 @@ def worth_command(
         else:
             measured = held_out.held_out_documents(index, tokenizer, measuring)
         found = judge_corpus(index, scoring, measured, measuring)
+        title = corpus_title(index)
     name = ", ".join(corpus)
     if html is not None:
-        write_page(html, _page(found, name), "the verdict with all figures")
+        write_page(html, _page(found, name, title or name), "the verdict with all figures")
     return Output(partial(_as_json, found, name), partial(_print, found, name))
 
 
@@ -107,7 +109,7 @@ def _as_json(found: "Worth", name: str) -> dict[str, JsonValue]:
     return {**found.as_json(), "corpus": name, "notes": [*_notes(found)]}
 
 
-def _page(found: "Worth", name: str) -> str:
+def _page(found: "Worth", name: str, title: str) -> str:
     """The verdict with all figures as HTML."""
     from ralm.runs.report import render_page
 
@@ -117,8 +119,8 @@ def _page(found: "Worth", name: str) -> str:
         "retriever": found.retriever,
         found.noun: f"{found.gain.units:,} of at most {found.most:,}",
     }
-    shown = {**_as_json(found, name), "title": name, "settings": settings}
-    return render_page("ralm.advice", "worth.html", f"{name} · ralm worth", shown)
+    shown = {**_as_json(found, name), "title": title, "settings": settings}
+    return render_page("ralm.advice", "worth.html", f"{title} · ralm worth", shown)
 
 
 def _print(found: "Worth", name: str) -> None:

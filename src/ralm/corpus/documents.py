@@ -17,7 +17,7 @@ from ralm.corpus.files import File, line_feeds
 from ralm.corpus.structure import find_headings
 from ralm.errors import CorpusError
 from ralm.options import Option
-from ralm.records import Document, Heading, Metadata
+from ralm.records import ORIGIN, Document, Heading, Metadata
 
 BROKEN_LINES: Final = "broken lines, objects or pages"
 BROKEN_FILES: Final = "files that cannot be read"
@@ -43,6 +43,7 @@ _NAMES_SHOWN: Final = 40
 
 _MAX_DEPTH: Final = 100
 """How deeply lists and objects may be nested: recursive functions, here and in `json`, must reach the bottom."""
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _MAX_WHOLE: Final = 1 << 53
 _MAX_VALUES: Final = 100_000
 
@@ -88,6 +89,8 @@ class Skipped:
     examples: dict[str, list[str]] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
     listing: TextIO | None = None
+    beside: Counter[str] = field(default_factory=Counter)
+    """The texts that pages are made of and that lie beside them, by the pattern that leaves them out."""
 
     def add(self, reason: str, example: str) -> None:
         """Count one more for this reason; equal examples are kept once."""
@@ -111,6 +114,7 @@ class Skipped:
             kept += [one for one in examples if one not in kept][: _EXAMPLES_KEPT - len(kept)]
         for suffix, count in other.kinds.items():
             self._add_kind(suffix, count)
+        self.beside += other.beside
 
     def lines(self) -> list[str]:
         """A line for each reason, with the count and the first examples, to be shown to a user."""
@@ -152,21 +156,22 @@ class DocumentBuilder:
         self.never_seen = set(fields.metadata or ())
         """The fields, named for metadata, that no record has had so far."""
 
-    def document(self, record: Mapping[str, object], where: str, place: str) -> Document:
-        """The document in a record, with `place` as id if it has none; CorpusError, naming `where`, without a text."""
+    def document(self, record: Mapping[str, object], where: str, file: File, number: int) -> Document:
+        """The document in a record, which is that with this number in a file. Its place is its id if it has none,
+        otherwise the metadata `origin`, unless no metadata is kept. CorpusError, naming `where`, without a text."""
         fields = self.fields
         if fields.text not in record:
             raise self.no_text(where, record)
         text = record[fields.text]
         if text is not None and not isinstance(text, str):
             raise CorpusError(f"{where}: the field {fields.text!r} is not text but {type(text).__name__}.")
-        name = _name(record, fields.id, where)
-        return Document(
-            id=place if name is None or not name.strip() else name,
-            title=line_feeds(_name(record, fields.title, where) or ""),
-            text=line_feeds(text or ""),
-            metadata=self._metadata(record, where),
-        )
+        name, place = _name(record, fields.id, where) or "", f"{file.id}:{number}"
+        identifier = name if name.strip() else f"{file.prefix}{number}"
+        metadata = self._metadata(record, where)
+        if identifier != place and fields.metadata != ():
+            metadata.setdefault(ORIGIN, place)
+        title = line_feeds(_name(record, fields.title, where) or "")
+        return Document(id=identifier, title=title, text=line_feeds(text or ""), metadata=metadata)
 
     def whole(
         self,
@@ -276,7 +281,7 @@ def metadata_to_json(metadata: Metadata) -> str:
     """Metadata as compact JSON; TypeError, ValueError or RecursionError if it is not JSON."""
     if not metadata:
         return "{}"
-    text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = _ENCODER.encode(dict(metadata))
     text.encode()  # raises an error for half of a character
     return text
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Final
 
 from ralm.errors import CorpusError, InputError, TextError, UsageError
 from ralm.storage.remote import FilePath
@@ -181,7 +181,7 @@ def check_encoding(name: str) -> None:
 class _Recoded(io.RawIOBase):
     """The text of a stream, which is of some encoding, as UTF-8."""
 
-    def __init__(self, stream: BinaryIO | gzip.GzipFile, encoding: str, where: str) -> None:
+    def __init__(self, stream: io.BufferedReader | gzip.GzipFile, encoding: str, where: str) -> None:
         self._stream = stream
         self._where = f"{where} is not {encoding}"
         self._decoder = codecs.getincrementaldecoder(encoding)()
@@ -204,7 +204,7 @@ class _Recoded(io.RawIOBase):
 
 
 @contextmanager
-def _as_utf8(path: FilePath, encoding: str | None) -> Iterator[BinaryIO | gzip.GzipFile | io.BufferedReader]:
+def _as_utf8(path: FilePath, encoding: str | None) -> Iterator[io.BufferedReader | gzip.GzipFile]:
     """A file of text open as bytes of UTF-8, unpacked if it is gzipped; `encoding` is that of one that is not UTF-8."""
     with unpacked(path) as stream:
         found = _other_encoding(stream.peek(_BYTES_EXAMINED))
@@ -314,7 +314,7 @@ def content_of(path: FilePath) -> bytes:
 
 
 @contextmanager
-def unpacked(path: FilePath) -> Iterator[BinaryIO | gzip.GzipFile]:
+def unpacked(path: FilePath) -> Iterator[io.BufferedReader | gzip.GzipFile]:
     """A file open for reading, unpacked if it is gzipped; CorpusError if it is empty or cannot be read."""
     with open_file(path) as stream:
         if os.fstat(stream.fileno()).st_size == 0:

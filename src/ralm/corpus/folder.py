@@ -4,7 +4,8 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -18,6 +19,10 @@ from ralm.options import Option, check_options
 from ralm.storage.remote import remote_files_below
 from ralm.terminal import path_text
 
+_PAGES: Final = (".html", ".htm", ".xhtml")
+_PAGE_TEXTS: Final = (".txt", ".md", ".rst", ".ipynb")
+_SOURCES: Final = "/_sources/"
+"""Where Sphinx puts the texts that it makes pages of."""
 HUB_PREFIX: Final = "hf:"
 """Prefix of a source that is a dataset of the Hugging Face hub."""
 SAVED_DATASET: Final = "state.json"
@@ -137,6 +142,11 @@ class _Choice:
             return suffix
         return ""
 
+    def reads(self, below: Path, path: Path) -> bool:
+        """Whether a file, which is at `below` in the folder, is not left out."""
+        named = not self._include or any(spec.match_file(below) for spec in self._include.values())
+        return named and not self._exclude.match_file(below) and bool(self._selection.suffix(path.name, path))
+
     def check(self, folder: str) -> None:
         """Raise CorpusError if a pattern matched no file."""
         if self._unmatched:
@@ -146,8 +156,8 @@ class _Choice:
 def files_below(folder: str, skipped: documents.Skipped, selection: FileSelection = ALL_FILES) -> Iterator[Found]:
     """The files of known kinds and the saved datasets below a folder, in the order of their paths, part by part.
 
-    Links are followed, except links to folders that contain the link or that are read anyway. `skipped` counts what is
-    left out. Raises CorpusError if the folder itself cannot be read, or a pattern matches no file.
+    Links are followed, except links to folders that contain the link, and to what is read anyway. `skipped` counts what
+    is left out. Raises CorpusError if the folder itself cannot be read, or a pattern matches no file.
     """
     choice, walk = _Choice(selection, skipped), _Walk(folder, skipped)
     try:
@@ -158,7 +168,7 @@ def files_below(folder: str, skipped: documents.Skipped, selection: FileSelectio
         entry = next(below[-1], None)
         if entry is None:
             below.pop()
-        elif (status := walk.status(entry)) is None:
+        elif (status := walk.status(entry)) is None or not walk.follows(entry, status, choice):
             continue
         elif not stat.S_ISDIR(status.st_mode):
             is_file, path = stat.S_ISREG(status.st_mode), entry.path.removeprefix(folder).lstrip(os.sep)
@@ -208,21 +218,51 @@ class _Walk:
 
     def enters(self, entry: os.DirEntry[str], status: os.stat_result) -> bool:
         """Whether to read a folder."""
-        why = self._why_not_followed(entry.path) if entry.is_symlink() else ""
-        if not why and _identity(status) in self._seen:
-            why = "was read already"
-        if why:
-            self._skipped.add(documents.LINKS, f"{path_text(entry.path)} ({why})")
+        return self._is_new(entry, status, self._why_not_followed(entry.path) if entry.is_symlink() else "")
+
+    def follows(self, entry: os.DirEntry[str], status: os.stat_result, choice: _Choice) -> bool:
+        """Whether to read what is no link to a file, or leads to one that is not read anyway."""
+        if not entry.is_symlink() or stat.S_ISDIR(status.st_mode):
+            return True
+        target = Path(os.path.realpath(entry.path))
+        below = self._shown_below(target)
+        is_read = below is not None and choice.reads(below, target)
+        return self._is_new(entry, status, "leads to a file that is read anyway" if is_read else "")
+
+    def _is_new(self, entry: os.DirEntry[str], status: os.stat_result, why_not: str) -> bool:
+        if not why_not and _identity(status) in self._seen:
+            why_not = "was read already"
+        if why_not:
+            self._skipped.add(documents.LINKS, f"{path_text(entry.path)} ({why_not})")
             return False
         self._seen.add(_identity(status))
         return True
 
+    def _shown_below(self, target: Path) -> Path | None:
+        """The path of a file or folder below the folder that is read; None if it is elsewhere or hidden."""
+        below = target.relative_to(self._root) if target.is_relative_to(self._root) else None
+        return None if below is None or any(part[0] == "." for part in below.parts) else below
+
     def _why_not_followed(self, link: str) -> str:
-        target, root = Path(os.path.realpath(link)), Path(self._root)
+        target = Path(os.path.realpath(link))
         if Path(os.path.realpath(os.path.dirname(link))).is_relative_to(target):  # noqa: PTH120
             return "leads to a folder that contains it"
-        is_hidden = not target.is_relative_to(root) or any(part[0] == "." for part in target.relative_to(root).parts)
-        return "" if is_hidden else "leads to a folder that is read anyway"
+        return "" if self._shown_below(target) is None else "leads to a folder that is read anyway"
+
+
+def texts_beside_pages(paths: Iterable[str]) -> Counter[str]:
+    """Count the texts that pages of HTML are made of, by the pattern of `exclude` that leaves them out."""
+    texts: dict[str, str] = {}
+    pages: set[str] = set()
+    for path in paths:
+        stem, suffix = os.path.splitext(path)  # noqa: PTH122  (of a million names)
+        if suffix in _PAGES:
+            pages.add(stem)
+        elif suffix in _PAGE_TEXTS and _SOURCES in stem:
+            texts[os.path.splitext(stem)[0].replace(_SOURCES, "/")] = _SOURCES[1:]  # noqa: PTH122
+        elif suffix in _PAGE_TEXTS:
+            texts[stem] = f"*{suffix}"
+    return Counter(pattern for stem, pattern in texts.items() if stem in pages)
 
 
 def files_behind_url(

@@ -31,10 +31,11 @@ from ralm.corpus.folder import (
     Found,
     files_behind_url,
     files_below,
+    texts_beside_pages,
 )
 from ralm.corpus.formats import SUFFIXES, arrow, document_reader
 from ralm.errors import CorpusError, RalmWarning
-from ralm.records import Document, IntArray
+from ralm.records import ORIGIN, Document, IntArray
 from ralm.storage.remote import FilePath, RemoteFile, is_url, remote_file
 from ralm.terminal import path_text
 
@@ -43,27 +44,34 @@ __all__ = ["Fields", "Skipped", "read_documents"]
 _IDS_AT_ONCE: Final = 1 << 16
 _MAX_IDS: Final = 1 << 23
 _EXAMPLES: Final = 3
+_DIGITS: Final = 10
+"""Numbers of records with fewer digits have 32 bits."""
+_NUMBER: Final = (1 << 32) - 1
 
 
 class RepeatedIds:
-    """Counts the documents whose id an earlier document has, among the first 8,388,608, in 8 bytes a document.
+    """Counts the documents whose id an earlier document has, among the first 8,388,608, in 16 bytes a document.
 
     Consecutive documents with one id are one document in parts, such as the pages of a PDF file.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.examples: list[str] = []
+        self.examples: dict[str, str] = {}
+        """The first ids of several documents, and where two of these are."""
         self._last: str | None = None
-        self._waiting: list[str] = []
+        self._waiting: list[tuple[str, str]] = []
+        self._files: dict[str, int] = {}
         self._seen: IntArray = np.zeros(0, dtype=np.int64)
         """The hashes of all ids so far, sorted; two ids of 8 million share one by chance once in a million corpora."""
+        self._places: IntArray = np.zeros(0, dtype=np.int64)
+        """Where each record is: the number of its file, and in the last 32 bits its own from 1; 0 if it is unknown."""
 
-    def add(self, identifier: str) -> None:
+    def add(self, document: Document) -> None:
         """Count the id of the next document."""
-        if identifier != self._last:
-            self._last = identifier
-            self._waiting.append(identifier)
+        if document.id != self._last:
+            self._last = document.id
+            self._waiting.append((document.id, str(document.metadata.get(ORIGIN, ""))))
             if len(self._waiting) >= _IDS_AT_ONCE:
                 self._compare()
 
@@ -72,24 +80,41 @@ class RepeatedIds:
         self._compare()
         if self.count:
             warnings.warn(
-                f"several documents share an id, such as {', '.join(self.examples)} ({self.count:,} have that of an "
-                "earlier document): the id of a hit does not tell them apart.",
+                f"several documents share an id, such as {'; '.join(self.examples.values())} ({self.count:,} have that "
+                "of an earlier document): the id of a hit does not tell them apart.",
                 RalmWarning,
                 stacklevel=3,
             )
 
     def _compare(self) -> None:
-        ids, self._waiting = self._waiting, []
-        if len(self._seen) >= _MAX_IDS or not ids:
+        waiting, self._waiting = self._waiting, []
+        if len(self._seen) >= _MAX_IDS or not waiting:
             return
-        hashes = np.fromiter(map(hash, ids), np.int64, len(ids))
-        order = np.argsort(hashes, kind="stable")
-        repeated = np.isin(hashes, self._seen)
-        repeated[order[1:]] |= hashes[order[1:]] == hashes[order[:-1]]
-        self.count += int(repeated.sum())
-        examples = dict.fromkeys([*self.examples, *(ids[place] for place in np.flatnonzero(repeated).tolist())])
-        self.examples = list(examples)[:_EXAMPLES]
-        self._seen = np.sort(np.concatenate([self._seen, hashes]), kind="stable")
+        places = np.fromiter((self._packed(origin) for _, origin in waiting), np.int64, len(waiting))
+        hashes = np.fromiter((hash(identifier) for identifier, _ in waiting), np.int64, len(waiting))
+        before = len(self._seen)
+        every, every_place = np.concatenate([self._seen, hashes]), np.concatenate([self._places, places])
+        order = np.argsort(every, kind="stable")
+        every, every_place = every[order], every_place[order]
+        repeated = np.flatnonzero(np.append(False, every[1:] == every[:-1]) & (order >= before))
+        self.count += len(repeated)
+        for row in repeated[np.argsort(order[repeated])].tolist():
+            if len(self.examples) == _EXAMPLES:
+                break
+            identifier = waiting[order[row] - before][0]
+            two = [self._unpacked(int(every_place[one]), identifier) for one in (row - 1, row)]
+            where = f" ({' and '.join(two)})" if any(one != identifier for one in two) else ""
+            self.examples.setdefault(identifier, f"{identifier}{where}")
+        self._seen, self._places = every, every_place
+
+    def _packed(self, origin: str) -> int:
+        file, _, number = origin.rpartition(":")
+        if not (number.isdecimal() and len(number) < _DIGITS):
+            return 0
+        return self._files.setdefault(file, len(self._files)) << 32 | int(number) + 1
+
+    def _unpacked(self, place: int, identifier: str) -> str:
+        return f"{[*self._files][place >> 32]}:{(place & _NUMBER) - 1}" if place else identifier
 
 
 class Source(NamedTuple):
@@ -144,7 +169,7 @@ def read_documents(
         noted = source if table is None else source._replace(files=table.entering(number, source.files))
         for document in _documents_of(noted, builder):
             yield document
-            repeated.add(document.id)
+            repeated.add(document)
             if table is not None:
                 table.add(document)
     check_metadata(builder.never_seen)
@@ -176,7 +201,7 @@ def documents_of_files(files: Iterable[File], builder: DocumentBuilder, *, in_fo
         documents = (
             document_reader(file.suffix)(file, builder)
             if file.dataset is None
-            else arrow.dataset_documents(file.dataset, file.prefix, builder)
+            else arrow.dataset_documents(file, file.dataset, builder)
         )
         for document in _unless_broken(documents, file.path, skipped) if in_folder else documents:
             if document.text and not document.text.isspace():
@@ -220,10 +245,11 @@ def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES, li
     if not path.exists() and not path.is_symlink():
         raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
     if any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
-        return single(File(path, begin, prefix, dataset=source))
+        return single(File(path, begin or path_text(path.absolute().name), prefix, dataset=source))
     if not path.is_dir():
         return single(_single_file(path, begin, prefix, selection))
     found = list(files_below(source, skipped, selection))
+    skipped.beside += texts_beside_pages(one.path for one in found)
     _check_extras({one.suffix for one in found if not one.is_dataset})
     for one in [one for one in found if one.is_dataset][:1]:
         arrow.check_datasets(one.path)

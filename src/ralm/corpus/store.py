@@ -8,6 +8,7 @@ The column `metadata` holds JSON objects. An empty string means the same metadat
 so the passages of a document store its metadata once. Rows before the first object have no metadata.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import CorpusError, DamagedFolderError, UsageError
-from ralm.records import IntArray, Metadata, Passage
+from ralm.records import ORIGIN, IntArray, Metadata, Passage
 from ralm.storage.manifest import whole_checksum
 
 PASSAGES_FILE: Final = "passages.arrow"
@@ -34,6 +35,7 @@ _SCHEMA: Final = pa.schema(
         ("metadata", pa.large_string()),
     ]
 )
+_ONLY_ORIGIN: Final = re.compile(rb'\{"%b":"[^"\\]*+"\}' % ORIGIN.encode())
 _AS_BEFORE: Final = b""
 _NOTHING: Final = metadata_to_json({}).encode()
 
@@ -193,13 +195,17 @@ class PassageStore(Sequence[Passage]):
         return pa.chunked_array([self._texts(batch, int(titles)) for batch in range(len(self._batches))], pa.binary())
 
     def metadata_runs(self) -> Iterator[tuple[int, Metadata]]:
-        """Passages that follow each other and have the same metadata: how many there are, and their metadata."""
+        """Passages that follow each other and have the same metadata: how many there are, and their metadata, which is
+        not parsed if it is an origin alone."""
         for batch in range(len(self._batches)):
             *_, stored = self._batches[batch] or self._map(batch)
             size, first = min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH), batch * ROWS_A_BATCH
             written = [] if stored is None else np.flatnonzero(np.diff(np.asarray(stored[0]))).tolist()
             for begin, end in pairwise(sorted({0, *written, size})):
-                yield end - begin, {} if stored is None else self._metadata(stored, first + begin)
+                if stored is None or _ONLY_ORIGIN.fullmatch(_bytes(stored, begin)):
+                    yield end - begin, {}
+                else:
+                    yield end - begin, self._metadata(stored, first + begin)
 
     def check(self) -> None:
         """Read every passage.
@@ -336,8 +342,12 @@ def _metadata_row(stored: _Column, row: int) -> int:
 
 
 def _string(column: _Column, row: int) -> str:
+    return str(_bytes(column, row), "utf-8")
+
+
+def _bytes(column: _Column, row: int) -> memoryview:
     places, content = column
-    return str(content[places[row] : places[row + 1]], "utf-8")
+    return content[places[row] : places[row + 1]]
 
 
 def _encoded(passage: Passage) -> tuple[bytes, bytes, bytes]:

@@ -21,7 +21,7 @@ from pydantic import JsonValue
 from ralm.corpus.documents import some_names
 from ralm.corpus.store import PASSAGES_FILE, PassageStore, arrow_texts, true_places
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.records import BoolArray, Metadata
+from ralm.records import ORIGIN, BoolArray, Metadata
 from ralm.retrieval.filters import Value
 
 Kind: TypeAlias = Literal["text", "number", "truth"]
@@ -170,7 +170,7 @@ class IndexColumns:
 
 def _leaves(metadata: Metadata) -> Iterator[tuple[bytes, bytes]]:
     """Yield the values of metadata, each after the name of its column."""
-    left: list[tuple[str, JsonValue, bool]] = [(key, value, False) for key, value in metadata.items()]
+    left: list[tuple[str, JsonValue, bool]] = [(key, value, False) for key, value in metadata.items() if key != ORIGIN]
     while left:
         key, value, is_listed = left.pop()
         if isinstance(value, dict):

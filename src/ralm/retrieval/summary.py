@@ -90,6 +90,12 @@ def summarise_index(index: Index) -> dict[str, JsonValue]:
     }  # fmt: skip
 
 
+def corpus_title(index: Index) -> str:
+    """The names of the sources of an index without their folders, for a title; empty if a program built it."""
+    sources: Any = _sources(index)
+    return ", ".join(Path(one["path"] or one["name"]).name for one in sources)
+
+
 def _sources(index: Index) -> list[JsonValue]:
     """The name of each source, its path if the index lists its files, and whether it is there, if that is known."""
     record = index.settings.files

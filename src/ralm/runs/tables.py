@@ -134,7 +134,7 @@ def build_traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> Traced
         log_probs_T=tokens["log_prob"].to_numpy(),
         baseline_T=tokens["baseline_log_prob"].to_numpy(),
         provenance=provenance,
-        passages={row["passage"]: _passage(run, row) for row in rows},
+        passages={row["passage"]: passage_in(run, row) for row in rows},
     )
 
 
@@ -143,7 +143,7 @@ def _before(tokens: pa.Table) -> str:
     return (tokens.schema.metadata or {}).get(_BEFORE, b"").decode(errors="replace")
 
 
-def _passage(run: Path, row: dict[str, Any]) -> Passage:
+def passage_in(run: Path, row: Mapping[str, Any]) -> Passage:
     """The passage in a row."""
     try:
         metadata = metadata_from_json(row["metadata"])

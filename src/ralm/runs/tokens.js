@@ -8,6 +8,9 @@ const nats = x => signed(x, Math.abs(x) < 100 ? 2 : 0);
 const tone = x => x > 0 ? "up" : x < 0 ? "down" : "soft";
 const percent = p => p >= .1 ? (100 * p).toFixed(0) + "%" : p >= .001 ? (100 * p).toFixed(1) + "%" : p > 0 ? "<0.1%" : "0%";
 const nameOf = passage => passage.title || passage.document_id;
+const ORIGIN = "_origin";                       // the path and line of a record whose id does not say them
+const placeOf = ({document_id, metadata = {}}) => [document_id, ...(metadata[ORIGIN] ? [metadata[ORIGIN]] : []),
+  ...(Number.isInteger(metadata.page) ? [`page ${metadata.page}`] : [])].join(", ");
 const isKnown = x => x !== null && x !== undefined;
 const side = gain => !isKnown(gain) ? "" : gain >= 0 ? "h" : "d";
 
@@ -182,7 +185,7 @@ function isLink(text) {
   try { return ["http:", "https:"].includes(new URL(text).protocol); } catch { return false; }
 }
 function metadataOf(passage) {                  // the other fields of its document; an address of the web is a link
-  const rows = Object.entries(passage.metadata).map(([name, value]) => {
+  const rows = Object.entries(passage.metadata).filter(([name]) => name !== ORIGIN).map(([name, value]) => {
     const text = typeof value === "string" ? value : JSON.stringify(value);
     const shown = text.length > 300 ? text.slice(0, 300) + "…" : text;
     return make("div", {}, make("dt", {}, name), make("dd", {}, isLink(text)
@@ -205,7 +208,7 @@ const largestGain = passages => Math.max(1e-9, ...passages.slice(0, 1).concat(pa
 function contributionItem(passage, largest, traced) {   // a passage with what it gave to a text
   const button = traced.traceButton(passage, "mark its tokens");
   button.className = "trace";
-  const told = `passage ${passage.passage} of ${passage.document_id}`;
+  const told = `passage ${passage.passage} of ${placeOf(passage)}`;
   if (!isKnown(passage.gain)) return passageItem(passage, [], make("span", {}, told), button);
   return passageItem(passage, [bar(Math.abs(passage.gain) / largest, side(passage.gain)),
     make("span", {class: "number " + tone(passage.gain)}, nats(passage.gain))],

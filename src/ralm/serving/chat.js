@@ -62,7 +62,7 @@ function sourceItem(source, query) {
   details.ontoggle = () => {
     if (details.childElementCount > 1) return;
     const words = shared.length ? `; it shares with the query: ${shared.join(", ")}` : "";
-    details.append(make("div", {class: "why"}, `${source.known}: ${EXPLAINED[source.known]}. Found at rank ${source.rank}${words}.`),
+    details.append(make("div", {class: "why"}, `${source.known}: ${EXPLAINED[source.known]}. Found at rank ${source.rank}${words}, in ${placeOf(passage)}.`),
       make("p", {tabindex: "0"}, ...markedText(passage.text, source.quotes.map(one => one.passage))));
     if (/^https?:\/\//i.test(url)) details.append(make("div", {class: "why"}, make("a", {href: url, rel: "noreferrer", target: "_blank"}, url)));
   };

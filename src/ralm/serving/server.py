@@ -34,6 +34,7 @@ from ralm.errors import UsageError
 from ralm.options import without_none
 from ralm.removed import removal_of
 from ralm.retrieval.bm25.kernels import load_compiler
+from ralm.retrieval.summary import corpus_title
 from ralm.runs.report import render_page
 from ralm.serving import (
     connections,
@@ -169,6 +170,7 @@ async def list_choices(service: jobs.Served) -> dict[str, JsonValue]:
     new_tokens = service.options.limits.new_tokens
     return {
         "model": service.name,
+        "corpus": corpus_title(service.indexes.index(service.settings.index)) if service.settings.index else None,
         "max_model_len": service.max_length,
         "most_new_tokens": service.max_length if new_tokens is None else new_tokens,
         "passes_on": service.passes_on,

@@ -34,13 +34,13 @@ _DEFAULT_SPLIT: Final = "train"
 def parquet_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """One document per row, a batch of rows in memory; rows are numbered from 0."""
     for row, record in enumerate(_parquet_records(file.path, builder)):
-        yield builder.document(record, f"{file.path}, row {row}", f"{file.prefix}{row}")
+        yield builder.document(record, f"{file.path}, row {row}", file, row)
 
 
-def dataset_documents(name: str, prefix: str, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """One document per record of a dataset; `prefix` comes before the number of a record without an id."""
+def dataset_documents(file: files.File, name: str, builder: documents.DocumentBuilder) -> Iterator[Document]:
+    """One document per record of the dataset with this name."""
     for row, record in enumerate(dataset_records(name, lambda schema: _needed_columns(schema, builder, name))):
-        yield builder.document(record, f"{name}, row {row}", f"{prefix}{row}")
+        yield builder.document(record, f"{name}, row {row}", file, row)
 
 
 def dataset_records(source: str, needed: Callable[[pa.Schema], list[str]]) -> Iterator[_Record]:

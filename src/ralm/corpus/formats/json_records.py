@@ -30,7 +30,7 @@ def jsonl_documents(file: files.File, builder: documents.DocumentBuilder) -> Ite
         where = f"{file.path}, line {number}"
         with builder:
             if line.strip():
-                yield builder.document(record_of_line(line, where, offset), where, f"{file.prefix}{number}")
+                yield builder.document(record_of_line(line, where, offset), where, file, number)
 
 
 def json_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
@@ -41,7 +41,7 @@ def json_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
     for number, (value, text) in enumerate(_values(_JsonText(file.path, file.encoding)), 1):
         where = f"{file.path}, object {number}"
         with builder:
-            yield builder.document(_record(value, text, where), where, f"{file.prefix}{number}")
+            yield builder.document(_record(value, text, where), where, file, number)
 
 
 def records_of_lines(path: FilePath) -> Iterator[tuple[str, Mapping[str, object]]]:

@@ -42,7 +42,7 @@ def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
 
 
 def _content(body: EmailMessage) -> str:
-    """The text of a message, with replacement characters for what cannot be decoded; it is UTF-8 if its charset is
+    """The text of a message, with replacement characters where it cannot be decoded; it is UTF-8 if its charset is
     ASCII, missing or unknown."""
     content = body.get_payload(decode=True)
     assert isinstance(content, bytes), "a body has no parts"

@@ -80,7 +80,7 @@ def _documents(
                 raise CorpusError(
                     f"{where} has {len(row)} {kind}-separated fields where {expected} are expected.{SKIP_ADVICE}"
                 )
-            yield builder.document(dict(zip(columns, row, strict=False)), where, f"{file.prefix}{line}")
+            yield builder.document(dict(zip(columns, row, strict=False)), where, file, line)
 
 
 def _rows(
@@ -99,8 +99,8 @@ def _rows(
             return
         except csv.Error as error:
             last = rows.line_num
-            lines = f"line {number} is" if last == number else f"lines {number} to {last} are"
-            message = f"{lines} not quoted like CSV ({error}): a quote within quotes must be doubled.{SKIP_ADVICE}"
+            place = f"line {number} is" if last == number else f"lines {number} to {last} are"
+            message = f"{place} not quoted like CSV ({error}): a quote within quotes must be doubled.{SKIP_ADVICE}"
             with builder:
                 raise CorpusError(f"{file.path}, {message}") from None
         else:
