@@ -6,11 +6,13 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import JsonValue
 
 from ralm import make_passages, sync_index
+from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES, Skipped
 from ralm.corpus.file_table import FilesRecord, FileTableWriter
 from ralm.corpus.sources import known_source, read_documents
 from ralm.errors import CorpusError, DamagedFolderError, UsageError
@@ -37,9 +39,14 @@ def written(path: Path, text: str, time: int = OLD) -> None:
 def built(source: Path, out: Path, encoder: LetterEncoder | None = None) -> Path:
     """An index of a folder, as `ralm index` builds it."""
     table = FileTableWriter(out.parent, FilesRecord(sources=(known_source(str(source), in_ids=False),)))
-    passages = make_passages(read_documents(str(source), table=table))
-    described: dict[str, JsonValue] = {"fields": {"id": "id", "title": "title", "text": "text", "metadata": None}}
-    build_index(passages, out, encoder=encoder, describe=lambda: described, table=table, force=True)
+    skipped = Skipped()
+    passages = make_passages(read_documents(str(source), skipped=skipped, table=table))
+    fields: dict[str, JsonValue] = {"id": "id", "title": "title", "text": "text", "metadata": None}
+
+    def describe() -> dict[str, JsonValue]:
+        return {"fields": fields, "skipped": skipped.as_json()}
+
+    build_index(passages, out, encoder=encoder, describe=describe, table=table, force=True)
     return out
 
 
@@ -223,6 +230,43 @@ def test_files_that_cannot_be_read_keep_their_documents(corpus: Path, tmp_path: 
     assert "sea.txt" in str(changes.skipped.lines())
     written(corpus / "sea.txt", "The whales dive.", OLD + 2)
     assert sync_index(index, make_passages)[0].changed == ["sea.txt"]
+
+
+def test_what_cannot_be_read_now_is_listed(corpus: Path, tmp_path: Path) -> None:
+    """By every sync, and by what the manifest records, whether the files changed or not."""
+
+    def unreadable(index: Path) -> int:
+        recorded: Any = open_index(index).manifest.settings["skipped"]
+        return int(recorded.get(BROKEN_FILES, {}).get("count", 0))
+
+    written(corpus / "bad.txt", "", OLD)
+    (corpus / "bad.txt").write_bytes(b"caf\xe9")
+    os.utime(corpus / "bad.txt", (OLD, OLD))
+    written(corpus / "lines.jsonl", '{"text": "Snow"}\nbroken\n', OLD)
+    index = built(corpus, tmp_path / "index")
+    for _ in range(2):
+        changes, _ = sync_index(index, make_passages)
+        assert not changes
+        assert {reason: changes.skipped.counts[reason] for reason in (BROKEN_FILES, BROKEN_LINES)} == {
+            BROKEN_FILES: 1,
+            BROKEN_LINES: 1,
+        }
+        assert "bad.txt" in changes.skipped.examples[BROKEN_FILES][0]
+        assert unreadable(index) == 1
+    written(corpus / "hill.md", "Sheep sleep.", OLD + 1)
+    changes, _ = sync_index(index, make_passages)
+    assert changes.skipped.counts[BROKEN_FILES] == unreadable(index) == 1
+    assert files_of(index) == files_of(built(corpus, tmp_path / "anew"))
+    written(corpus / "bad.txt", "mended", OLD + 2)
+    changes, _ = sync_index(index, make_passages)
+    assert (changes.added, changes.skipped.counts[BROKEN_FILES], unreadable(index)) == (["bad.txt"], 0, 0)
+    assert changes.skipped.counts[BROKEN_LINES] == 1
+    (corpus / "new.txt").write_bytes(b"caf\xe9")
+    for _ in range(2):
+        changes, _ = sync_index(index, make_passages)
+        assert (not changes, changes.skipped.counts[BROKEN_FILES], unreadable(index)) == (True, 1, 1)
+    (corpus / "new.txt").unlink()
+    assert sync_index(index, make_passages)[0].skipped.counts[BROKEN_FILES] == unreadable(index) == 0
 
 
 def test_the_time_of_a_file_goes_backwards(corpus: Path, tmp_path: Path) -> None:

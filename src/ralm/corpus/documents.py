@@ -89,12 +89,15 @@ class Skipped:
     examples: dict[str, list[str]] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
     listing: TextIO | None = None
+    latest: dict[str, str] = field(default_factory=dict)
+    """The latest example of each reason."""
     beside: Counter[str] = field(default_factory=Counter)
     """The texts that pages are made of and that lie beside them, by the pattern that leaves them out."""
 
-    def add(self, reason: str, example: str) -> None:
-        """Count one more for this reason; equal examples are kept once."""
-        self.counts[reason] += 1
+    def add(self, reason: str, example: str, count: int = 1) -> None:
+        """Count so many more for this reason; equal examples are kept once."""
+        self.counts[reason] += count
+        self.latest[reason] = example
         if self.listing is not None:
             self.listing.write(json.dumps({"reason": reason, "skipped": example}, ensure_ascii=False) + "\n")
         kept = self.examples.setdefault(reason, [])
@@ -105,6 +108,12 @@ class Skipped:
         """Count a file of an unknown kind."""
         self.add(UNKNOWN, name)
         self._add_kind(suffix, 1)
+
+    def since(self, before: Counter[str]) -> list[tuple[str, str, int]]:
+        """The reasons that were counted since the counts were these, with the latest example and the number, but for
+        fields that JSON cannot hold, which count once in a corpus."""
+        more = (self.counts - before).items()
+        return [(reason, self.latest[reason], count) for reason, count in more if reason != NOT_JSON]
 
     def merge(self, other: "Skipped") -> None:
         """Add what was skipped in another part of the corpus."""

@@ -1,7 +1,8 @@
 """The table of source files that an index keeps, so that `ralm sync` reads only files that changed.
 
 A table is JSON Lines: for each file a line with its `FileState`, then a line `[ID, HASH]` for each part of its
-documents, unless the id of a document is that of the file.
+documents, unless the id of a document is that of the file, and a line `[REASON, EXAMPLE, COUNT]` for each reason why
+something in it was skipped.
 """
 
 import hashlib
@@ -10,15 +11,16 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ralm.corpus.documents import metadata_to_json
+from ralm.corpus.documents import Skipped, metadata_to_json
 from ralm.corpus.files import File, open_file
 from ralm.errors import CorpusError, DamagedFolderError
 from ralm.records import Document
@@ -27,6 +29,7 @@ from ralm.storage.remote import FilePath
 _FRESH: Final = 2_000_000_000
 """Nanoseconds: a file that is younger may change once more without another size or time."""
 _UNKNOWN: Final = -1
+_DOCUMENT: Final = 2
 _HASH_BYTES: Final = 8
 
 
@@ -79,7 +82,9 @@ class FilesRecord(BaseModel):
 
 
 _STATE: Final = TypeAdapter(FileState)
-_PART: Final = TypeAdapter(tuple[str, str])
+_PART: Final[TypeAdapter[tuple[str, str] | tuple[str, str, int]]] = TypeAdapter(
+    Annotated[tuple[str, str] | tuple[str, str, int], Field(union_mode="left_to_right")]
+)
 
 
 def size_and_time(file: File) -> tuple[int, int] | None:
@@ -169,7 +174,15 @@ class FileTable:
         return found
 
     def _parts(self, entry: Entry) -> Iterator[tuple[str, str]]:
-        return map(_PART.validate_json, self.lines(entry).splitlines())
+        for line in map(_PART.validate_json, self.lines(entry).splitlines()):
+            if len(line) == _DOCUMENT:
+                yield line
+
+    def skipped(self, entry: Entry) -> Iterator[tuple[str, str, int]]:
+        """The reasons for which something in a file was skipped, each with an example and the number."""
+        for line in map(_PART.validate_json, self.lines(entry).splitlines()):
+            if len(line) != _DOCUMENT:
+                yield line
 
 
 class FileTableWriter:
@@ -183,8 +196,8 @@ class FileTableWriter:
         weakref.finalize(self, self._stream.close)
         self._file = ""
 
-    def entering(self, source: int, files: Iterable[File]) -> Iterator[File]:
-        """The files of a source, each noted before it is read."""
+    def entering(self, source: int, files: Iterable[File], skipped: Skipped) -> Iterator[File]:
+        """The files of a source, each noted before it is read, and afterwards what was skipped in it."""
         for file in files:
             found = size_and_time(file)
             try:
@@ -192,7 +205,9 @@ class FileTableWriter:
             except CorpusError:  # so its reader says
                 content = ""
             self.enter(FileState.of(source, file, found, content))
+            before = Counter(skipped.counts)
             yield file
+            self.add_skipped(skipped.since(before))
 
     def enter(self, state: FileState, lines: bytes = b"") -> None:
         """Note a file, and the lines of its documents if they are known."""
@@ -203,6 +218,10 @@ class FileTableWriter:
         """Note a document, or a part of it, of the file that was entered last."""
         if document.id != self._file:
             self._stream.write(json.dumps([document.id, document_hash(document)]).encode() + b"\n")
+
+    def add_skipped(self, reasons: Iterable[tuple[str, str, int]]) -> None:
+        """Note what was skipped in the file that was entered last."""
+        self._stream.writelines(json.dumps(reason).encode() + b"\n" for reason in reasons)
 
     def save(self, file: Path) -> FilesRecord:
         """Write the table to a new file; return the record of it."""

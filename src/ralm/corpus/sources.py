@@ -166,7 +166,7 @@ def read_documents(
     begins = [known_source(source, in_ids=source_in_ids).ids for source in sources]
     found = [find_files(*named, selection, counted.listing) for named in zip(sources, begins, strict=True)]
     for number, source in enumerate(found):
-        noted = source if table is None else source._replace(files=table.entering(number, source.files))
+        noted = source if table is None else source._replace(files=table.entering(number, source.files, counted))
         for document in _documents_of(noted, builder):
             yield document
             repeated.add(document)

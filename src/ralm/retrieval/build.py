@@ -104,12 +104,14 @@ def rebuild_index(
     encoder: Callable[[str], Encoder],
     build: BuildOptions | None = None,
     table: FileTableWriter | None = None,
+    settings: Mapping[str, JsonValue] | None = None,
 ) -> manifest.Manifest:
     """Replace an index by one of passages that it keeps and new ones, numbered from 0; return the new manifest.
 
     `arrange` gets the ids of the new documents and returns all passages in their new order; a new document that it
     leaves out is left out, and an id that no new document has stands for nothing. `encoder` gives the encoder of a set
-    of vectors by its name, if there are new passages. `table`: the files of the new index.
+    of vectors by its name, if there are new passages. `table`: the files of the new index. `settings`: what its
+    manifest records, by default as the old one.
 
     Raises UsageError if nothing would be left, FolderError if an encoder is not the one that made the vectors or the
     stemming library has another version, FolderExistsError if another process is writing the index or has changed it,
@@ -145,7 +147,8 @@ def rebuild_index(
         vectors = layout.VectorSets(default=old.vector_sets.default, sets=sets)
         recorded = old.settings.model_copy(update={"vectors": vectors, "files": files})
         write_columns(folder)
-        return write_index_manifest(folder, manifest.file_entries(folder), counts, old.manifest.settings, recorded)
+        entries, kept = manifest.file_entries(folder), old.manifest.settings if settings is None else settings
+        return write_index_manifest(folder, entries, counts, kept, recorded)
 
 
 @contextmanager

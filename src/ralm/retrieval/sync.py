@@ -5,16 +5,17 @@ in the table are not read, and those whose content is the same are not split aga
 are compared one by one, so vectors of the others stay.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from ralm.corpus.documents import BROKEN_FILES, DocumentBuilder, Fields, Skipped, without_advice
+from ralm.corpus.documents import BROKEN_FILES, NOT_JSON, DocumentBuilder, Fields, Skipped, without_advice
 from ralm.corpus.file_table import (
     Entry,
     FileState,
@@ -129,7 +130,11 @@ def sync_index(
     changes.added = [one for one in dict.fromkeys([*changes.added, *changes.changed]) if one not in gone]
     changes.changed = [one for one in gone if one in new]
     changes.removed = [one for one in gone if one not in new]
-    if dry_run or not (changes or len(known) > len(record.sources)):
+    settings = opened.manifest.settings
+    if not named:
+        settings = {**settings, "skipped": _skipped_now(settings, changes.skipped)}
+    differ = _unreadable(settings) != _unreadable(opened.manifest.settings)
+    if dry_run or not (changes or differ or len(known) > len(record.sources)):
         return changes, opened.manifest
     written = FileTableWriter(opened.path.parent, record.model_copy(update={"sources": tuple(known)}))
     again = DocumentBuilder(builder.fields, Skipped(), skip_bad=record.skip_bad)
@@ -146,6 +151,7 @@ def sync_index(
         encoder=encoder or (lambda name: load_encoder(opened.encoder_options(name))),
         build=build,
         table=written,
+        settings=settings,
     )
     changes.added = [one for one in changes.added if one in kept]
     changes.removed += [one for one in changes.changed if one not in kept]
@@ -250,6 +256,7 @@ def _compare_file(
     """A file as it is now, or as in the table if it did not change or cannot be read; None if it is not there."""
     seen = size_and_time(file)
     if old is not None and old.state.is_that_of(seen):
+        _skip_again(table, old, builder.skipped)
         return old
     try:
         content = content_hash(file)
@@ -260,6 +267,7 @@ def _compare_file(
         return old
     state = FileState.of(number, file, seen, content)
     if old is not None and old.state.hash == content:
+        _skip_again(table, old, builder.skipped)
         return old._replace(state=state)
     broken, before = builder.skipped.counts[BROKEN_FILES], table.parts(old)
     ids, documents = Changes(), list[str]()
@@ -278,6 +286,24 @@ def _compare_file(
     changes.changed += ids.changed
     changes.removed += before
     return _Reread(state, file, source.is_folder, seen, documents)
+
+
+def _skipped_now(before: Mapping[str, Any], skipped: Skipped) -> dict[str, JsonValue]:
+    """What was skipped in all files, as a manifest records it. Fields that JSON cannot hold stay as they were recorded,
+    since a table of files does not note them."""
+    recorded = before.get("skipped", {})
+    return {**{reason: recorded[reason] for reason in (NOT_JSON,) if reason in recorded}, **skipped.as_json()}
+
+
+def _unreadable(settings: Mapping[str, Any]) -> int:
+    """The number of files that could not be read, as the settings of a manifest record it."""
+    return int(settings.get("skipped", {}).get(BROKEN_FILES, {}).get("count", 0))
+
+
+def _skip_again(table: FileTable, entry: Entry, skipped: Skipped) -> None:
+    """Count what was skipped in a file that is not read again."""
+    for reason, example, count in table.skipped(entry):
+        skipped.add(reason, example, count)
 
 
 def _documents(file: File, builder: DocumentBuilder, *, in_folder: bool) -> Iterator[tuple[str, list[Document]]]:
@@ -310,10 +336,12 @@ def _changed_documents(
             written.enter(one.state, table.lines(one))
             continue
         written.enter(one.state)
+        before = Counter(builder.skipped.counts)
         for document, parts in _documents(one.file, builder, in_folder=one.in_folder):
             for part in parts:
                 written.add(part)
             if document in new:
                 yield from parts
+        written.add_skipped(builder.skipped.since(before))
         if one.seen != size_and_time(one.file):
             raise CorpusError(f"{one.file.path} changed while it was read; nothing was changed. Run it again.")
