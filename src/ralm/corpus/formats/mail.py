@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from email import message_from_bytes
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 from email.policy import EmailPolicy, default
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
         yield builder.whole(file.id, " ".join(title.split()), files.line_feeds(text), metadata)
 
 
-def _content(body: EmailMessage) -> str:
+def _content(body: MIMEPart) -> str:
     """The text of a message, with replacement characters where it cannot be decoded; it is UTF-8 if its charset is
     ASCII, missing or unknown."""
     content = body.get_payload(decode=True)
