@@ -1,5 +1,6 @@
 """Caches of lm-evaluation-harness: answers of different models, indexes and readers are never taken for each other."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from lm_eval.api.model import CachingLM
 
 from ralm.errors import UsageError
 from ralm.harness.model import RalmLM
+from ralm.reading import score
 from ralm.records import Document
 from tests.harness.local_tasks import evaluated, of, requests
 from tests.serving.served import save_index
@@ -63,7 +65,7 @@ def test_cached_answers_are_not_computed_again(
 ) -> None:
     arguments = {"lm": str(tiny_folders["bloom"]), "index": str(index)}
     first = answers("ralm", tasks, arguments, use_cache=str(tmp_path / "cache"))
-    monkeypatch.setattr(RalmLM, "_scored", None)
+    monkeypatch.setattr(score, "read_endings", None)
     monkeypatch.setattr(RalmLM, "_evaluated", None)
     monkeypatch.setattr(RalmLM, "_written", None)
     assert answers("ralm", tasks, arguments, use_cache=str(tmp_path / "cache")) == first
@@ -74,23 +76,24 @@ def test_an_interrupted_run_has_kept_what_it_scored(
 ) -> None:
     ours = of(tiny_folders["bloom"])
     asked = requests("loglikelihood", *(("The", f" sea {number}") for number in range(3)))
-    monkeypatch.setattr("ralm.harness.model._ENDINGS_AT_ONCE", 1)
-    scored, calls = RalmLM._scored, list[Any]()
+    read, were_read = score.read_endings, list[int]()
 
-    def once(self: RalmLM, endings: Any) -> Any:
-        calls.append(endings)
-        if len(calls) > 2:
-            raise KeyboardInterrupt
-        return scored(self, endings)
+    def interrupted(endings: Any, *options: Any) -> Any:
+        yield from itertools.islice(read(endings, *options), 2)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(RalmLM, "_scored", once)
+    def counted(endings: Any, *options: Any) -> Any:
+        were_read.append(len(endings))
+        return read(endings, *options)
+
+    monkeypatch.setattr(score, "read_endings", interrupted)
     with pytest.raises(KeyboardInterrupt):
         CachingLM(ours, str(tmp_path / "cache.db")).loglikelihood(asked)
-    monkeypatch.setattr(RalmLM, "_scored", scored)
-    again = of(tiny_folders["bloom"])
-    found = CachingLM(again, str(tmp_path / "cache.db")).loglikelihood(asked)
-    assert again._scorer.asked == 1
-    assert found == of(tiny_folders["bloom"]).loglikelihood(asked)
+    monkeypatch.setattr(score, "read_endings", counted)
+    found = CachingLM(of(tiny_folders["bloom"]), str(tmp_path / "cache.db")).loglikelihood(asked)
+    assert were_read == [1]
+    for one, expected in zip(found, of(tiny_folders["bloom"]).loglikelihood(asked), strict=True):
+        assert one == (pytest.approx(expected[0], rel=1e-5), expected[1])
 
 
 def test_a_question_that_is_not_in_the_prompt_is_refused_with_a_cache(

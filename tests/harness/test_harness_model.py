@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import tomllib
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -93,6 +94,57 @@ def assert_answers_alike(folder: Path) -> None:
     how = {"until": ["e", "\n"], "max_gen_toks": 20}
     asked = requests("generate_until", *((text, how) for text in CONTEXTS), (CONTEXTS[0], {"max_gen_toks": 20}))
     assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "context", "ending", "is_inside"),
+    [
+        ("ralm-tiny", "hello wor", "ld", True),  # the whole has no more tokens than the context
+        ("ralm-tiny", "nigh", "t", True),
+        ("ralm-tiny", "a'", "s", True),
+        ("ralm-tiny", "The s", "ea", True),
+        ("ralm-tiny", "nigh  ", "t", False),
+        ("ralm-tiny", "The sea", " is", False),
+        ("unigram", "\U0001f468", "\u200d\U0001f469", True),  # one unknown token
+        ("unigram", "  ", "deep", False),
+        ("wordpiece", "wh", "ale", False),
+        ("wordpiece", "The sea<s>", " is", False),
+        ("llama", "\U0001f468", "\u200d\U0001f469", False),
+        ("llama", "", "<s>", False),  # a BOS alone is read after a BOS
+        ("byt5", "e", "\u0301", False),  # the end-of-text token after every text is no join
+    ],
+)
+def test_joins_inside_a_token_are_encoded_as_in_the_harness(
+    tmp_path: Path, kind: str, context: str, ending: str, is_inside: bool
+) -> None:
+    folder = model_path(kind) if kind == "ralm-tiny" else save_with_tokenizer(kind, tmp_path / "model")
+    theirs, ours = HFLM(pretrained=str(folder), device="cpu"), of(folder, max_length=64)
+    apart = theirs.tok_encode(ending, add_special_tokens=False)
+    before, targets = theirs._encode_pair(context, ending) if context else ([], apart)
+    expected = (before, targets or apart, is_inside)  # it cannot read an ending of no tokens
+    assert tuple(one if isinstance(one, bool) else one.tolist() for one in ours._contexts._split(context, ending)) == (
+        expected
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        [(log_prob, _)] = ours.loglikelihood(requests("loglikelihood", (context, ending)))
+    assert math.isfinite(log_prob)
+    assert ["1 of 1 endings begin inside" in str(one.message) for one in said if one.category is RalmWarning] == (
+        [True] * is_inside
+    )
+
+
+@pytest.mark.parametrize(("bos", "read"), [("auto", 1), ("always", 1), ("never", 0)])
+@pytest.mark.parametrize("context", ["The sea", "The sea " * 20])
+def test_a_prompt_has_one_bos(tmp_path: Path, index: Path, bos: str, read: int, context: str) -> None:
+    ours = of(save_with_tokenizer("llama", tmp_path / "model"), index=index, document_tokens=9, max_length=64, bos=bos)
+    texts = [context, *([f"<s>{context}"] if read else [])]
+    document = {"question": "what sings?"}
+    for ending in ours._contexts.endings(
+        requests("loglikelihood", *((one, " is") for one in texts), document=document), cached=False
+    ):
+        [request] = ending.requests
+        assert [*request.document, *request.context].count(1) == read
 
 
 def test_what_greedy_decoding_writes_is_greedy(tiny_folders: dict[str, Path]) -> None:

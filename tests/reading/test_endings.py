@@ -14,7 +14,7 @@ from ralm.lm.scoring import Scorer
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.parts import Parts
-from ralm.reading.score import Ending, are_greedy, score_endings
+from ralm.reading.score import Ending, are_greedy, read_endings, score_endings
 from ralm.records import IntArray, NextTokens, PromptPrefix, Readings
 from tests.fakes import CountingModel, WordTokenizer
 from tests.reference import ensemble, mixers
@@ -81,7 +81,7 @@ def test_endings_are_as_likely_as_in_the_plain_loop(
     _, [log_probs] = score_endings([ending], Parts(), Scorer(model, progress=False))
     np.testing.assert_allclose(log_probs, np.log(expected[np.arange(len(targets)), targets]), rtol=1e-4)
     best = expected.argmax(axis=1).tolist()
-    assert are_greedy([ending], model) == [best == targets]
+    assert are_greedy([ending], model.continuations()) == [best == targets]
 
 
 @settings(max_examples=40)
@@ -119,7 +119,7 @@ def test_endings_with_evidence_are_as_likely_as_in_the_plain_loop(
         mixed_V = sum(w * one_V for w, one_V in zip(weights / weights.sum(), each_V, strict=True))
         best = best and bool(mixed_V[target] > np.delete(mixed_V, target).max() * (1 + 1e-5))
         assume(best or mixed_V[target] < mixed_V.max() * (1 - 1e-5))  # two tokens may be equally likely
-    assert are_greedy([ending], model) == [best]
+    assert are_greedy([ending], model.continuations()) == [best]
 
 
 def test_greedy_endings_are_those_that_greedy_decoding_writes(model: LocalLanguageModel) -> None:
@@ -132,15 +132,35 @@ def test_greedy_endings_are_those_that_greedy_decoding_writes(model: LocalLangua
         Ending.after(readings, ids(*context), ids(*targets), LENGTH, None)
         for targets in [written, *others, written[:1], written[:3]]
     ]
-    assert are_greedy(endings, model) == [True, *[False] * 5, True, True]
-    assert are_greedy(endings * 9, model) == [True, *[False] * 5, True, True] * 9, "in several groups"
+    read = [*read_endings(endings * 9, Parts(), model)]
+    assert [greedy for _, greedy in read] == [True, *[False] * 5, True, True] * 9, "in several groups"
+    _, log_probs = score_endings(endings, Parts(), Scorer(model, progress=False))
+    for found, expected in zip([one for one, _ in read], log_probs * 9, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_an_ending_is_read_once(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each context is read once, and then the ends of its endings, and its last token to find the most likely one."""
+    model.continuations()  # finds the kind of its decoder
+    reads, forward = list[int](), model.model.forward
+
+    def counted(*given: Any, **options: Any) -> Any:
+        reads.append(options["input_ids"].numel())
+        return forward(*given, **options)
+
+    monkeypatch.setattr(model.model, "forward", counted)
+    readings = Readings.single(PromptPrefix(ids()))
+    contexts = [[*range(first, first + 20)] for first in (10, 40, 70)]
+    endings = [Ending.after(readings, ids(*one), ids(last, 9), LENGTH, None) for one in contexts for last in (5, 6, 7)]
+    assert not any(greedy for _, greedy in read_endings(endings, Parts(), model))
+    assert sum(reads) == 3 * 19 + 9 * 2 + 3, "contexts, endings without their last tokens, and the last tokens again"
 
 
 def test_a_wrong_ending_is_not_read_to_its_end() -> None:
     model = CountingModel(WordTokenizer())
     readings = Readings.single(PromptPrefix(ids(1)))
     endings = [Ending.after(readings, ids(2, 2), ids(first, 2, 2, 2), 64, None) for first in (3, 4, 5)]
-    assert are_greedy(endings, model) == [False, False, False]
+    assert are_greedy(endings, model.continuations()) == [False, False, False]
     assert [text.tolist() for text in model.reads] == [[1, 2, 2]], "the context is shared"
 
 

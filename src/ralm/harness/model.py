@@ -56,8 +56,6 @@ _WITHOUT_PASSAGES: Final[Mapping[str, Any]] = {"stride": 1, "document_tokens": 1
 """Lengths that leave all room to the context."""
 _TEXTS_AT_ONCE: Final = 32
 """Texts that are continued together, counting each passage."""
-_ENDINGS_AT_ONCE: Final = 1024
-"""Endings after which the harness's cache is written."""
 _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
@@ -179,17 +177,11 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         self._check_plan()
         endings = self._contexts.endings(requests, cached=self._cached)
         answers: list[tuple[float, bool]] = []
-        for begin in range(0, len(endings), _ENDINGS_AT_ONCE):
-            some = slice(begin, begin + _ENDINGS_AT_ONCE)
-            answers += self._scored(endings[some])
-            for request, answer in zip(requests[some], answers[some], strict=True):
-                self.cache_hook.add_partial("loglikelihood", request.args, answer)
+        read = score.read_endings(endings, self._parts, self._model)
+        for request, (log_probs, greedy) in zip(requests, track(read, "Endings", len(endings)), strict=True):
+            answers.append((float(log_probs.sum(dtype=np.float64)), greedy))
+            self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
         return answers
-
-    def _scored(self, endings: Sequence[score.Ending]) -> list[tuple[float, bool]]:
-        weighed, log_probs = score.score_endings(endings, self._parts, self._scorer)
-        greedy = score.are_greedy(weighed, self._model)
-        return [(float(one.sum(dtype=np.float64)), held) for one, held in zip(log_probs, greedy, strict=True)]
 
     def loglikelihood_rolling(
         self,

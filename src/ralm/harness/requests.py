@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from ralm.errors import RalmWarning, TextError, UsageError
+from ralm.lm.scoring import common_prefix_length
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel
 from ralm.reading import sampling, score, sources
@@ -76,13 +77,15 @@ class Contexts:
         self._parts = parts
         self._question_field = question_field
         special = self._tokenizer.special_tokens
-        self._around = (special.before, special.after)
+        # passages begin with the special tokens themselves, as the plan says
+        self._around = (special.before if source is None else _NOTHING, special.after)
         self.prefix = self._tokenizer.end_token if special.begin is None else special.begin
         passages, bos = ((), "never") if source is None else (source.passages, plan.bos)
         self._documents = PassageDocuments(passages, model.tokenizer, plan.document_tokens, bos)
 
     def encode(self, text: str) -> IntArray:
-        """The token ids (int64) of a text with the special tokens around it, unless it begins with them."""
+        """The token ids (int64) of a text with the special tokens around it, unless it begins with them; those before
+        it stand before its passages, if it has a source."""
         tokens = self._tokenizer.encode(text)
         begins = self.prefix is not None and text.startswith(self._tokenizer.decode(np.array([self.prefix])))
         return tokens if begins else np.concatenate([self._around[0], tokens, self._around[1]])
@@ -101,13 +104,8 @@ class Contexts:
 
     def warn_of_cuts(self, cut: int, contexts: int) -> None:
         """Warn (RalmWarning) if contexts were cut."""
-        if cut:
-            warnings.warn(
-                f"{cut:,} of {contexts:,} contexts are too long for the {self._plan.max_length} tokens that the model "
-                "reads, and lose their oldest tokens",
-                RalmWarning,
-                stacklevel=4,
-            )
+        reads = f"the {self._plan.max_length} tokens that the model reads"
+        _warn_of(cut, contexts, f"contexts are too long for {reads}, and lose their oldest tokens")
 
     def question(self, request: Any, *, cached: bool) -> str | None:
         """The question of a request, which is its query; None if the document has none, or nothing is retrieved.
@@ -128,11 +126,11 @@ class Contexts:
     def endings(self, requests: Sequence[Any], *, cached: bool) -> list[score.Ending]:
         """The contexts and endings of requests, after their passages.
 
-        Warns (RalmWarning) if contexts are too long and lose their oldest tokens. Raises UsageError if an ending and
-        the passages do not fit into the model, TextError if an ending has no tokens.
+        Warns (RalmWarning) if contexts are too long and lose their oldest tokens, and if endings begin inside a token.
+        Raises UsageError if an ending and the passages do not fit into the model, TextError if an ending has no tokens.
         """
         texts = [self._split(*request.args) for request in requests]
-        contexts = [without_first(context, self._documents.first) for context, _ in texts]
+        contexts = [without_first(context, self._documents.first) for context, _, _ in texts]
         questions = [self.question(request, cached=cached) for request in requests]
         queries = [
             self._tokenizer.decode(context[-self._plan.query_tokens :]) if question is None else question
@@ -140,10 +138,14 @@ class Contexts:
         ]
         hits, evidence = self._hits(queries, contexts), self._parts.evidence
         endings = []
-        for found, context, (_, targets) in zip(hits, contexts, texts, strict=True):
+        for found, context, (_, targets, _) in zip(hits, contexts, texts, strict=True):
             readings = self._parts.readings(found, self._documents)
             endings.append(score.Ending.after(readings, context, targets, self._plan.max_length, self.prefix, evidence))
         self.warn_of_cuts(sum(one.dropped > 0 for one in endings), len(endings))
+        joins = sum(joins_inside for _, _, joins_inside in texts)
+        _warn_of(
+            joins, len(endings), "endings begin inside a token of the whole text, and have other tokens than there"
+        )
         return endings
 
     def _hits(self, queries: Sequence[str], contexts: Sequence[IntArray]) -> Sequence[Sequence[tuple[int, float]]]:
@@ -161,21 +163,35 @@ class Contexts:
         found = {key: chosen.of(row) for row, key in enumerate(distinct)}
         return [found.get(key, []) for key in keys]
 
-    def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray]:
-        """The tokens of a context and of its ending, encoded as one text; spaces between them belong to the ending.
+    def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray, bool]:
+        """The tokens of a context and of its ending, and whether a token of the whole text belongs to both.
 
-        Without a context, the ending's first token is the context if it is the BOS or end-of-text token.
+        As in the harness, spaces between them belong to the ending, and its tokens are those of the whole text without
+        as many as the context has. An ending that has none of these is encoded apart. Without a context, the ending's
+        first token is the context if it is the BOS or end-of-text token and others follow.
         """
+        joins_inside = False
         if context:
-            before = self.encode(context.rstrip())
-            targets = self.encode(context + ending)[len(before) :]
+            stripped = context.rstrip()
+            before, whole = self.encode(stripped), self.encode(context + ending)
+            targets = whole[len(before) :]
+            joins_inside = common_prefix_length(before, whole) < len(before) - len(self._around[1])
+            if len(targets) == 0:
+                joins_inside = True
+                targets = self._tokenizer.encode(context[len(stripped) :] + ending)
         else:
             targets = self._tokenizer.encode(ending)
-            begins = len(targets) > 0 and targets[0] == self.prefix
+            begins = len(targets) > 1 and targets[0] == self.prefix
             before, targets = (targets[:1], targets[1:]) if begins else (_NOTHING, targets)
         if len(targets) == 0:
             raise TextError(f"the ending {ending!r} of a context has no tokens of its own, so it has no probability.")
-        return before, targets
+        return before, targets, joins_inside
+
+
+def _warn_of(count: int, total: int, what: str) -> None:
+    """Warn (RalmWarning) of some requests of all."""
+    if count:
+        warnings.warn(f"{count:,} of {total:,} {what}", RalmWarning, stacklevel=4)
 
 
 def parse_generation_kwargs(

@@ -6,14 +6,14 @@ that `ralm eval` goes through.
 Letters of shapes: R rows, K prompt prefixes of a row, T targets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from ralm.errors import UsageError
-from ralm.lm.scoring import Scorer
+from ralm.lm.scoring import Scorer, SharedCache
 from ralm.protocols import Continuations, LanguageModel, WritingModel
 from ralm.reading.in_context import rows_with_targets, stride_request
 from ralm.reading.mixture import mix, shares
@@ -157,6 +157,20 @@ class Ending:
         return cls(readings, requests, log_weights_KT, max(begins), evidence)
 
 
+def read_endings(endings: Sequence[Ending], parts: Parts, model: WritingModel) -> Iterator[tuple[FloatArray, bool]]:
+    """Yield the log-probabilities (float32, T) of each ending's targets, and whether greedy decoding would write it.
+
+    A few endings are scored at a time, so that the model still holds them when it is asked for its most likely tokens.
+    Raises UsageError if a model's top tokens do not decide.
+    """
+    cache = SharedCache(model)
+    scorer = Scorer(model, progress=False, cache=cache)
+    size = max(1, _TEXTS_AT_ONCE // max((len(one.requests) for one in endings), default=1))
+    for begin in range(0, len(endings), size):
+        weighed, log_probs = score_endings(endings[begin : begin + size], parts, scorer)
+        yield from zip(log_probs, are_greedy(weighed, cache.continuations), strict=True)
+
+
 def score_endings(endings: Sequence[Ending], parts: Parts, scorer: Scorer) -> tuple[list[Ending], list[FloatArray]]:
     """Return the endings with their weights by evidence, and the log-probabilities (float32, T) of their targets."""
     scored = iter(scorer.log_probs([request for ending in endings for request in ending.requests]))
@@ -169,19 +183,16 @@ def score_endings(endings: Sequence[Ending], parts: Parts, scorer: Scorer) -> tu
     return weighed, log_probs
 
 
-def are_greedy(endings: Sequence[Ending], model: WritingModel) -> list[bool]:
+def are_greedy(endings: Sequence[Ending], continuations: Continuations) -> list[bool]:
     """Return whether greedy decoding would write each ending; UsageError if a model's top tokens do not decide."""
-    continuations = model.continuations()
-    size = max(1, _TEXTS_AT_ONCE // max((len(one.requests) for one in endings), default=1))
     greedy = [True] * len(endings)
-    for begin in range(0, len(endings), size):
-        place, left = 0, list(range(begin, min(begin + size, len(endings))))
-        while left:
-            best = _best_tokens([endings[number] for number in left], place, continuations)
-            for number, token in zip(left, best, strict=True):
-                greedy[number] = token == int(endings[number].targets[place])
-            place += 1
-            left = [number for number in left if greedy[number] and place < len(endings[number].targets)]
+    place, left = 0, [*range(len(endings))]
+    while left:
+        best = _best_tokens([endings[number] for number in left], place, continuations)
+        for number, token in zip(left, best, strict=True):
+            greedy[number] = token == int(endings[number].targets[place])
+        place += 1
+        left = [number for number in left if greedy[number] and place < len(endings[number].targets)]
     return greedy
 
 
