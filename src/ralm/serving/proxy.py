@@ -354,8 +354,12 @@ def _sources(
 
 
 def _headers(answer: "UpstreamAnswer", warning: str) -> dict[str, str]:
-    text = one_line(f"passed on to the server of the model: {warning}").encode("ascii", "replace").decode()
-    return {**answer.headers, WARNING: text[:_MAX_HEADER]} if warning else answer.headers
+    return {**answer.headers, **warning_header(warning and f"passed on to the server of the model: {warning}")}
+
+
+def warning_header(warning: str) -> dict[str, str]:
+    """The header of a warning; none if it is empty."""
+    return {WARNING: one_line(warning).encode("ascii", "replace").decode()[:_MAX_HEADER]} if warning else {}
 
 
 async def _response(

@@ -1,9 +1,12 @@
 """The bodies of requests for completions and chats, and their values as the server uses them.
 
-Unknown fields are rejected, and so are fields of OpenAI's API without an effect here.
+Fields of other servers without an effect here may have the values that change nothing (`_NO_CHANGE`), or a header says
+that the answer does not follow them (`_NOT_FOLLOWED`). Other values and unknown fields are rejected, unless they are
+null; unknown fields of a message are not followed.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from secrets import randbits
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -30,6 +33,45 @@ _SYSTEM: Final = ("system", "developer")  # both are the role system of chat tem
 _UNUSED_IN_CHATS: Final = ("stride", "query_tokens", "document_tokens")
 """Choices without effect in a chat: passages are found once, with the whole message, and read whole."""
 _BETWEEN_TEXTS: Final = "\n"
+_UNLIMITED_TOP_K: Final = (-1, 0)
+_NO_CHANGE: Final[Mapping[str, Sequence[JsonValue]]] = {
+    "add_generation_prompt": [True],
+    "audio": [],
+    "best_of": [1],
+    "chat_template_kwargs": [{}],
+    "continue_final_message": [False],
+    "echo": [False],
+    "frequency_penalty": [0],
+    "function_call": ["none", "auto"],
+    "functions": [[]],
+    "ignore_eos": [False],
+    "include_stop_str_in_output": [False],
+    "length_penalty": [1],
+    "logit_bias": [{}],
+    "min_p": [0],
+    "min_tokens": [0],
+    "modalities": [["text"]],
+    "presence_penalty": [0],
+    "repeat_penalty": [1],
+    "repetition_penalty": [1],
+    "response_format": [{"type": "text"}],
+    "stop_token_ids": [[]],
+    "suffix": [""],
+    "tool_choice": ["none", "auto"],
+    "use_beam_search": [False],
+    "web_search_options": [],
+}
+"""Fields, and the values beside null that change nothing; other values are rejected."""
+_NOT_FOLLOWED: Final[Mapping[str, tuple[Sequence[JsonValue], str]]] = {
+    "metadata": ([{}], "answers are not stored"),
+    "prediction": ([], "it saves no time here"),
+    "reasoning_effort": ([], "this model has one"),
+    "service_tier": (["auto", "default"], "there is one"),
+    "store": ([False], "answers are not stored"),
+    "tools": ([[]], "this model calls none"),
+    "verbosity": (["medium"], "this model has one"),
+}
+"""Fields, the values beside null that change nothing, and why the answer does not follow other values."""
 
 
 def only(*values: JsonValue) -> pydantic.AfterValidator:
@@ -47,14 +89,14 @@ _Unsupported: TypeAlias = Annotated[JsonValue, only()]
 
 
 class Body(BaseModel):
-    """The body of a request: JSON types are not converted, and unknown fields are errors."""
+    """The body of a request: JSON types are not converted, and unknown fields are errors unless they are null."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     @pydantic.model_validator(mode="before")
     @classmethod
     def _checked(cls, value: Any) -> Any:
-        """The same value; PydanticCustomError if it cannot be encoded as JSON."""
+        """The value without unknown fields that are null; PydanticCustomError if it cannot be encoded as JSON."""
         if not isinstance(value, dict):
             return value  # pydantic reports the type
         try:
@@ -63,12 +105,13 @@ class Body(BaseModel):
             raise PydanticCustomError(BODY, "contains a lone surrogate (half a character)") from None
         except (RecursionError, ValueError):
             raise PydanticCustomError(BODY, "is nested too deeply, or has a number that is too long") from None
-        return value
+        return {name: one for name, one in value.items() if one is not None or name in cls.model_fields}
 
 
 class StreamOptions(Body):
     """Optional content of a stream."""
 
+    continuous_usage_stats: Annotated[bool | None, only(False)] = None
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -109,25 +152,45 @@ class ChoosingRequest(Body):
         return {name: value for name, value in values.items() if value is not None or name == "index"}
 
 
-class TextRequest(ChoosingRequest):
+if TYPE_CHECKING:
+    _TolerantRequest = ChoosingRequest
+else:
+    _TolerantRequest = pydantic.create_model(
+        "TolerantRequest",
+        __base__=ChoosingRequest,
+        **{name: (Annotated[JsonValue, only(*values)], None) for name, values in _NO_CHANGE.items()},
+        **dict.fromkeys(_NOT_FOLLOWED, (JsonValue, None)),
+    )
+
+
+class TextRequest(_TolerantRequest):
     """The fields of completions and chats alike."""
 
-    frequency_penalty: Annotated[float | None, only(0)] = None
     n: int | None = None
-    presence_penalty: Annotated[float | None, only(0)] = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
+    tools: list[JsonValue] | None = None
     top_k: int | None = None
     top_p: float | None = None
     user: str | None = None
 
+    @property
+    def not_followed(self) -> dict[str, str]:
+        """The fields that the answer does not follow, each with the reason."""
+        return {
+            name: reason
+            for name, (values, reason) in _NOT_FOLLOWED.items()
+            if (given := getattr(self, name)) is not None and given not in values
+        }
+
     def streams_usage(self) -> bool:
-        """Whether a stream ends with the usage; RequestError if it is asked for without a stream."""
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("`stream_options` has no effect without `stream`: true.", param="stream_options")
+        """Whether a stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def sampling(self) -> dict[str, Any]:
@@ -136,7 +199,7 @@ class TextRequest(ChoosingRequest):
             raise RequestError("`seed` must be a whole number of 64 bits.", param="seed")
         given: dict[str, Any] = {
             "temperature": 1.0 if self.temperature is None else float(self.temperature),
-            "top_k": self.top_k,
+            "top_k": None if self.top_k in _UNLIMITED_TOP_K else self.top_k,
             "top_p": 1.0 if self.top_p is None else float(self.top_p),
             "seed": randbits(63) if self.seed is None else self.seed % (MAX_SEED + 1),
         }
@@ -193,17 +256,15 @@ class CompletionRequest(TextRequest):
     prompt: Texts
     best_of: int | None = None
     echo: bool | None = None
-    logit_bias: Annotated[dict[str, float] | None, only({})] = None
     logprobs: int | None = None
     max_tokens: int | None = None
     return_tokens_as_token_ids: bool | None = None
-    suffix: Annotated[str | None, only("")] = None
 
 
 def completion_of(body: CompletionRequest, limits: Limits) -> Completion:
     """The values of a request; RequestError if one is wrong, unsupported or beyond the limits."""
     times = _count("n", body.n, 1, limits.texts, default=1)
-    if body.best_of not in (None, times):
+    if body.best_of not in (None, 1, times):
         raise RequestError("`best_of` is not supported: leave it out, or give the value of `n`.", param="best_of")
     if len(body.prompt) * times > limits.texts:
         raise RequestError(
@@ -254,8 +315,8 @@ _PART_SCHEMA: Final = {
 _CONTENT_SCHEMA: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}
 
 
-class MessageBody(Body):
-    """A message: its role, and its text or a list of texts. An answer of this server may be sent back as it is."""
+class MessageBody(Body, extra="allow"):
+    """A message: its role, and its text or a list of texts. An answer of a server may be sent back as it is."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
@@ -267,7 +328,6 @@ class MessageBody(Body):
     annotations: list[JsonValue] | None = None
     audio: _Unsupported = None
     function_call: _Unsupported = None
-    name: Annotated[str | None, only()] = None
     refusal: Annotated[str | None, only()] = None
     tool_call_id: Annotated[str | None, only()] = None
     tool_calls: Annotated[JsonValue, only([])] = None
@@ -280,6 +340,11 @@ class MessageBody(Body):
         if isinstance(value, dict) and value.get("role") in ("tool", "function"):
             raise PydanticCustomError(FIELD, "is the answer of a tool, and tools are not supported")
         return value
+
+    @property
+    def unread(self) -> list[str]:
+        """The names of unknown fields, which are not read."""
+        return [*(self.model_extra or ())]
 
     @property
     def message(self) -> Message:
@@ -306,35 +371,25 @@ class ChatRequest(TextRequest):
     """The body of POST /v1/chat/completions."""
 
     messages: list[MessageBody]
-    audio: _Unsupported = None
-    function_call: Annotated[JsonValue, only("none")] = None
-    functions: Annotated[JsonValue, only([])] = None
-    logit_bias: Annotated[JsonValue, only({})] = None
     logprobs: bool | None = None
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
-    metadata: Annotated[JsonValue, only({})] = None
-    modalities: Annotated[JsonValue, only(["text"])] = None
-    parallel_tool_calls: bool | None = None
-    prediction: _Unsupported = None
-    prompt_cache_key: str | None = None
     ralm: ChatChosen | None = None
-    reasoning_effort: _Unsupported = None
-    response_format: Annotated[JsonValue, only({"type": "text"})] = None
-    safety_identifier: str | None = None
-    service_tier: Annotated[str | None, only("auto", "default")] = None
-    store: Annotated[bool | None, only(False)] = None
-    tool_choice: Annotated[JsonValue, only("none", "auto")] = None
-    tools: list[JsonValue] | None = None
     top_logprobs: int | None = None
-    verbosity: _Unsupported = None
-    web_search_options: _Unsupported = None
+
+    @property
+    def not_followed(self) -> dict[str, str]:
+        """The fields that the answer does not follow, those of messages too, each with the reason."""
+        more = {
+            f"messages.{name}": "a message is its role and its content" for one in self.messages for name in one.unread
+        }
+        return {**super().not_followed, **more}
 
 
 def chat_of(body: ChatRequest, limits: Limits) -> ChatCompletion:
     """The values of a request; RequestError if one is wrong, unsupported or beyond the limits."""
     top_logprobs = _count("top_logprobs", body.top_logprobs, 0, limits.top_logprobs, default=0)
-    if body.top_logprobs is not None and not body.logprobs:
+    if top_logprobs and not body.logprobs:
         raise RequestError("`top_logprobs` has no effect without `logprobs`: true.", param="top_logprobs")
     choice = body.chosen
     for name in _UNUSED_IN_CHATS:

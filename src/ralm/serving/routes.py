@@ -1,5 +1,6 @@
 """The routes of a language model: completions, chats and models."""
 
+from collections.abc import Callable
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -28,7 +29,7 @@ async def completions(request: Request, body: requests.CompletionRequest, servic
         events = complete(completion, service.model, reads, limits)
         return CompletionAnswer(completion, events, reads, service.names, model=body.model)
 
-    return await jobs.respond(request, body, begin, proxy.otherwise(request, await request.json()))
+    return await _respond(request, body, service, begin)
 
 
 @router.post("/v1/chat/completions")
@@ -36,8 +37,6 @@ async def chat(request: Request, body: requests.ChatRequest, service: jobs.Serve
     """Answer the last message of the user in a conversation, with passages in it; a local model calls no tools."""
 
     def begin() -> answers.ServedAnswer:
-        if body.tools and service.open_upstream is not None:
-            raise errors.RequestError("`tools` is not supported: leave it out.", param="tools")
         limits = service.options.limits
         choice = service.chosen(body.model, body.chosen)
         completion = requests.chat_of(body, limits)
@@ -47,9 +46,25 @@ async def chat(request: Request, body: requests.ChatRequest, service: jobs.Serve
         events = answer_chat(completion, service.model, reads, service.prompt, limits)
         return ChatAnswer(completion, events, reads, service.names, address, model=body.model)
 
-    response = await jobs.respond(request, body, begin, proxy.otherwise(request, await request.json()))
-    if body.tools and service.open_upstream is None and response.status_code == 200:
-        response.headers[proxy.WARNING] = "answered without `tools`: this model calls none"
+    return await _respond(request, body, service, begin)
+
+
+async def _respond(
+    request: Request, body: requests.TextRequest, service: Service, begin: Callable[[], answers.ServedAnswer]
+) -> Response:
+    """The answer that `begin` makes. A header names the fields that it does not follow; a server behind may do so."""
+    ignored = body.not_followed
+
+    def followed() -> answers.ServedAnswer:
+        if ignored and service.open_upstream is not None:
+            name = next(iter(ignored))
+            raise errors.RequestError(f"`{name}` is not supported: leave it out.", param=name)
+        return begin()
+
+    response = await jobs.respond(request, body, followed, proxy.otherwise(request, await request.json()))
+    if service.open_upstream is None and response.status_code == 200:
+        warning = "; ".join(f"without `{name}`: {reason}" for name, reason in ignored.items())
+        response.headers.update(proxy.warning_header(warning and f"answered {warning}"))
     return response
 
 
