@@ -13,7 +13,7 @@ Needs no log-probabilities. A quote is a run of words of the answer that stands 
 """
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Final, NamedTuple, TypeAlias
 
@@ -25,8 +25,21 @@ _WORD: Final = regex.compile(
     r"(?V1)[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*"
     r"|[[\p{L}\p{N}\p{M}]--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+"
 )
-_NUMBERS: Final = regex.compile(r"\[\s*(\d{1,4})(?:\s*[,;]\s*(\d{1,4}))*\s*\]")
-"""A citation, as in [1] or [2, 3]."""
+_NUMBERS: Final = r"\^?\d{1,4}(?:\s*[-\u2010-\u2015\u2212\uff0d~\uff5e]\s*\^?\d{1,4})?"
+"""A number of a citation, or a range of them, as in 1-3."""
+_CITATION: Final = regex.compile(
+    rf"[\[\uff3b\u3010]\s*(?P<numbers>{_NUMBERS})(?:\s*[,;\uff0c\uff1b\u3001]\s*(?P<numbers>{_NUMBERS}))*\s*"
+    r"(?:\u2020[^\[\]\u3010\u3011\n]*)?[\]\uff3d\u3011]"
+)
+"""A citation, as in [1], [2, 3], [1-3] or [^1], in brackets and digits of any width; a name may follow a dagger."""
+_OPERATOR: Final = r"(?:[=+<>]=?|(?<=\s)\*(?=\s))"
+_INDEXED: Final = r"\b[A-Za-z_]\w*(?:\[[^\[\]\n]{0,60}\])+"
+_CODE: Final = regex.compile(
+    r"(?ms)^ {0,3}(?P<fence>```+|~~~+).*?(?:^ {0,3}(?P=fence)|\Z)"
+    r"|(?<!`)(?P<ticks>`+)(?!`)(?:(?!\n[ \t]*\n).)+?(?<!`)(?P=ticks)(?!`)"
+    rf"|(?<=\S[ \t]?{_OPERATOR}[ \t]?){_INDEXED}|{_INDEXED}(?=[ \t]?{_OPERATOR}[ \t]?\S)"
+)
+"""Code, where numbers in brackets cite nothing: fenced blocks, inline code, and indexes beside an operator."""
 _CONTINUES: Final = regex.compile(r"[\p{L}\p{N}\p{M},;)'\u2019\u201d][ \t]*\Z")
 """The end of a text whose next word begins no sentence."""
 _WORDS: Final = 3
@@ -65,13 +78,15 @@ def cited_numbers(answer: str, count: int, own: str = "") -> dict[int, list[Text
     Those in words that stand in `own`, the prompt without passages, are copied and cite nothing."""
     found: dict[int, list[TextSpan]] = {}
     copied = own_spans(answer, own)
-    for citation in _NUMBERS.finditer(answer):
+    for citation in _citations(answer):
         if any(begin < citation.end() and citation.start() < end for begin, end in copied):
             continue
-        for number in dict.fromkeys(map(int, [*citation.captures(1), *citation.captures(2)])):
-            if 1 <= number <= count:
-                found.setdefault(number, []).append(citation.span())
-    return dict(sorted(found.items()))
+        for numbers in citation.captures("numbers"):
+            ends = [int(number) for number in regex.findall(r"\d+", numbers)]
+            if ends[0] >= 1 and ends[-1] <= count:
+                for number in range(ends[0], ends[-1] + 1):
+                    found.setdefault(number, []).append(citation.span())
+    return {number: [*dict.fromkeys(spans)] for number, spans in sorted(found.items())}
 
 
 def quotes(answer: str, passage: str, own: str = "") -> list[Quote]:
@@ -100,7 +115,12 @@ def own_spans(answer: str, own: str) -> list[TextSpan]:
 
 def citation_spans(answer: str) -> list[TextSpan]:
     """The spans of all that has the form of a citation, whatever its numbers."""
-    return [one.span() for one in _NUMBERS.finditer(answer)]
+    return [one.span() for one in _citations(answer)]
+
+
+def _citations(answer: str) -> "Iterator[regex.Match[str]]":
+    """The citations of an answer, without those in code."""
+    return _CITATION.finditer(_CODE.sub(lambda code: "." * len(code[0]), answer))
 
 
 def _is_name(form: str, *texts: tuple[str, _Words]) -> bool:
