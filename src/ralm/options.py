@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.validation import MAX_COUNT, MAX_SEED, check_count, check_number, is_utf8
+from ralm.validation import MAX_COUNT, MAX_SEED, check_count, check_number, check_strings, is_utf8
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ class Option:
             raise UsageError(f"`{name}` is not UTF-8, which is required here: {value!r}.")
         if isinstance(value, tuple) and "" in value:
             raise UsageError(f"`{name}` must not be empty.")
-        if kinds is int:
+        if get_origin(kinds) is tuple:
+            check_strings(name, value)
+        elif kinds is int:
             check_count(name, value, minimum=int(self.lowest(whole=True)), maximum=int(self.maximum))
         elif kinds is float:
             check_number(name, value, minimum=self.lowest(whole=False), maximum=self.maximum, above=self.above)

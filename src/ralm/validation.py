@@ -41,8 +41,21 @@ def is_utf8(text: str) -> bool:
     return text.isascii() or text == text.encode(errors="replace").decode()
 
 
+def check_strings(name: str, value: object) -> None:
+    """Raise UsageError if one string is given for several, which would be its letters."""
+    if isinstance(value, str):
+        raise UsageError(f"`{name}` must be a list of strings, not the string {value[:40]!r}: put it into a list.")
+
+
+def check_search(queries: Sequence[str], k: int) -> None:
+    """Raise UsageError if queries are one string, or if k is below 1."""
+    check_strings("queries", queries)
+    check_count("k", k)
+
+
 def retrieve_checked(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:
     """Return the k best passages for each query, of so many in the corpus; PartError if the hits are invalid."""
+    check_strings("queries", queries)
     k = k if passages is None else min(k, max(passages, 1))
     hits = retriever.retrieve(queries, k)
     fault = fault_of_hits(hits, len(queries), k, passages)

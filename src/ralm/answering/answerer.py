@@ -26,7 +26,7 @@ from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Passages, Request
-from ralm.validation import scores_given_texts
+from ralm.validation import check_strings, scores_given_texts
 
 CONTROLS: Final = 2
 """Unrelated passages that a control reads."""
@@ -121,6 +121,7 @@ class Answerer:
         Raises UsageError if a question is empty or does not fit into the model, ChatError if the model's chat template
         rejects a conversation.
         """
+        check_strings("questions", questions)
         inputs, passages = self._inputs(questions)
         for number, answer, _ in answer_all(inputs, self._model, self._options):
             yield self._with_sources(inputs[number], passages, answer)

@@ -18,6 +18,7 @@ from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
 from ralm.records import DoubleArray
 from ralm.storage.manifest import kind_of, open_consistently
+from ralm.validation import check_strings
 
 Figures: TypeAlias = Mapping[str, Sequence[tuple[float, float, float]]]
 """The figure of every run with the ends of its interval, by metric."""
@@ -60,6 +61,7 @@ def compare_answers(paths: Sequence[Path | str], *, draws: int = DRAWS, seed: in
     score. Raises UsageError if the runs are of several kinds or have other questions, and the errors of reading a
     folder.
     """
+    check_strings("paths", paths)
     folders = [Path(path) for path in paths]
     kinds = {kind_of(folder) for folder in folders}
     kind = next((kind for kind in _QUESTION if {kind.name} == kinds), None)

@@ -27,6 +27,7 @@ from ralm.corpus.formats import arrow, tables
 from ralm.corpus.formats.json_records import check_surrogates, has_surrogates, records_of_lines
 from ralm.errors import CorpusError, InputError, UsageError
 from ralm.retrieval.retrieval_file import RetrievedPassage
+from ralm.validation import check_strings
 
 _ANSWERS: Final = ("answers", "answer", "possible_answers")
 _TRIVIA_QA: Final = {"QuestionId": "id", "Question": "question", "Answer": "answers"}
@@ -55,6 +56,10 @@ class Question:
     choices: tuple[str, ...] = ()
     stem: str | None = None
 
+    def __post_init__(self) -> None:
+        check_strings("answers", self.answers)
+        check_strings("choices", self.choices)
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceQuestion:
@@ -72,6 +77,7 @@ class ChoiceQuestion:
     passages: tuple[RetrievedPassage, ...] = ()
 
     def __post_init__(self) -> None:
+        check_strings("choices", self.choices)
         if not _MIN_CHOICES <= len(self.choices) <= len(LETTERS):
             raise UsageError(
                 f"question {self.id} has {len(self.choices)} choices; {_MIN_CHOICES} to {len(LETTERS)} can be asked."

@@ -22,7 +22,7 @@ from ralm.reading.sampling import GenerationOptions, draw_token
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import IntArray, NextTokens, Request, TextsAhead
-from ralm.validation import check_length
+from ralm.validation import check_length, check_strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ def generate_many(
     parts: Parts = IN_CONTEXT,
 ) -> Iterator[tuple[int, GeneratedText]]:
     """Continue many prompts together, each as if it were alone; yield the number of a prompt and its next piece."""
+    check_strings("prompts", prompts)
     options = options or GenerationOptions()
     asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
     tokens = [model.tokenizer.encode(prompt.text) for prompt in asked]

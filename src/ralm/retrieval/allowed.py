@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.protocols import Retriever
 from ralm.records import BoolArray, Hits
-from ralm.validation import MAX_COUNT, check_count, config_of, retrieve_checked
+from ralm.validation import MAX_COUNT, check_search, config_of, retrieve_checked
 
 _MORE: Final = 4
 """How many times the wanted hits are fetched at first, and again if too few of them may be found."""
@@ -93,7 +93,7 @@ class Narrowed:
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """Return the k best passages for each query that may be found; fewer only if there are no more."""
-        check_count("k", k)
+        check_search(queries, k)
         wanted = min(k, int(np.count_nonzero(self._mask_N)))
 
         def allowed(hits: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

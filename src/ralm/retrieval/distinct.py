@@ -10,7 +10,7 @@ from ralm.corpus.words import bare_words
 from ralm.protocols import Retriever
 from ralm.records import BoolArray, Hits, Passages
 from ralm.retrieval.allowed import fetch_deeper, narrowed
-from ralm.validation import check_count, config_of, stable_hits
+from ralm.validation import check_search, config_of, stable_hits
 
 By = Literal["document", "text"]
 _SHINGLE: Final = 5
@@ -49,7 +49,7 @@ class Distinct:
 
         Raises UsageError if k is below 1.
         """
-        check_count("k", k)
+        check_search(queries, k)
         every = len(self._passages)
         rows, _ = fetch_deeper(self._retriever, queries, every, k, lambda hits: self._distinct(hits, k))
         return Hits.from_pairs(rows)

@@ -12,7 +12,7 @@ from ralm.options import Option, check_options
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, BoolArray, FloatArray, Hits
 from ralm.retrieval.allowed import narrowed
-from ralm.validation import check_count, config_of, retrieve_checked
+from ralm.validation import check_search, config_of, retrieve_checked
 
 FusionMethod = Literal["rrf", "interpolation"]
 
@@ -69,7 +69,7 @@ class Hybrid:
 
         There are at most as many columns as both rankings have together. Raises UsageError if k is below 1.
         """
-        check_count("k", k)
+        check_search(queries, k)
         options = self._options
         rankings = [retrieve_checked(retriever, queries, max(k, options.depth)) for retriever in self._retrievers]
         if options.method == "rrf":

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.records import BoolArray, Hits, IntArray
-from ralm.validation import MAX_SEED, check_count
+from ralm.validation import MAX_SEED, check_count, check_search
 
 _DRAWS_AT_A_TIME: Final = 1 << 22
 _SPARE: Final = 8
@@ -54,7 +54,7 @@ class RandomRetriever:
 
         Raises UsageError if k is below 1.
         """
-        check_count("k", k)
+        check_search(queries, k)
         keys_Q = self._keys(queries)
         hits = Hits.none(len(queries), min(k, self._count))
         step = max(1, _DRAWS_AT_A_TIME // (k + _SPARE))

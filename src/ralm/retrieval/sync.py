@@ -41,6 +41,7 @@ from ralm.retrieval.update import documents_to_remove, update_index
 from ralm.storage import outputs
 from ralm.storage.manifest import Manifest
 from ralm.storage.remote import is_url
+from ralm.validation import check_strings
 
 _FIELDS: Final = TypeAdapter(Fields)
 
@@ -98,6 +99,8 @@ def sync_index(
     unless `allow_missing` is true, which removes its documents; if files share the id of a document, or a file changes
     while it is read; and what `update_index` raises.
     """
+    check_strings("sources", sources)
+    check_strings("remove", remove)
     opened = open_index(Path(index).resolve())
     if not dry_run:
         outputs.recover(opened.path)

@@ -11,6 +11,7 @@ from ralm.retrieval.build import Stretch, rebuild_index, some_ids
 from ralm.retrieval.dense.options import load_encoder
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.manifest import Manifest
+from ralm.validation import check_strings
 
 
 def update_index(
@@ -38,6 +39,7 @@ def update_index(
     index or belongs to several documents, or if an added id occurs twice or is already in the index; and the errors of
     `open_index` and `rebuild_index`.
     """
+    check_strings("remove", remove)
     opened = open_index(Path(index).resolve())
     given, remove = encoders or {}, [*remove]
     removed = documents_to_remove(opened, remove, [], replace=replace)  # fails before the passages are analysed

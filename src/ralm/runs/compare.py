@@ -13,6 +13,7 @@ from ralm.evaluation.bootstrap import TARGETS_PER_DOCUMENT, bootstrap_means, int
 from ralm.records import IntArray
 from ralm.runs.run import read_tokens
 from ralm.runs.tables import RunTokens
+from ralm.validation import check_strings
 
 Interval = tuple[float, float]
 
@@ -58,6 +59,7 @@ def compare_runs(paths: Sequence[Path | str], *, documents: str | None = None) -
     a document. Raises UsageError if the runs have other targets, if there are fewer than two documents, or if
     `documents` is not a regular expression.
     """
+    check_strings("paths", paths)
     folders = [Path(path) for path in paths]
     runs = [read_tokens(folder) for folder in folders]
     for folder, run in zip(folders, runs, strict=True):

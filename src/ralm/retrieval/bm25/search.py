@@ -31,7 +31,7 @@ from ralm.retrieval.bm25.formula import BM25Options, cores, impact
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.stream import follow_each_other, has_room_for, search_streams
-from ralm.validation import check_count
+from ralm.validation import check_count, check_strings
 
 _WORDS: Final = 1 << 17
 """Words whose terms are remembered."""
@@ -108,6 +108,7 @@ class BM25:
 
         There are at most as many columns as passages. Raises UsageError if k is below 1.
         """
+        check_strings("queries", queries)
         analyse = Analyser(self._analysis)
         return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k, forbidden)
 

@@ -20,6 +20,7 @@ from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.terminal import Advance
+from ralm.validation import check_strings
 
 _BATCH: Final = 64
 _PROBE: Final = "The quick brown fox jumps over the lazy dog."
@@ -92,6 +93,7 @@ class ApiEncoder:
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         """The vectors (float32, Q x D) of queries. Raises ServerError, BudgetError or StorageError."""
+        check_strings("queries", queries)
         return self._vectors(queries)
 
     def _vectors(self, texts: Sequence[str], advance: Advance | None = None) -> FloatArray:

@@ -35,6 +35,7 @@ from ralm.retrieval.dense import options as dense_options
 from ralm.retrieval.dense.options import SEPARATOR, EncoderOptions, QueryEnd
 from ralm.storage.work import scratch_folder
 from ralm.terminal import Advance
+from ralm.validation import check_strings
 
 _CLASSES: Final = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
 _DPR_SETTINGS: Final = ("model_type", "architectures", "projection_dim")
@@ -131,6 +132,7 @@ class SentenceEncoder:
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         """The vectors (float32, Q x D) of queries; too long a query keeps its end, unless `query_keeps` is first."""
+        check_strings("queries", queries)
         model = _cutting(self.query_model, self._options.query_keeps)
         return self._encode(model, model.encode_query, queries, self._options.query_length, None)
 

@@ -23,7 +23,7 @@ from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.layout import VectorSet
 from ralm.storage.manifest import whole_checksum
 from ralm.terminal import track
-from ralm.validation import check_count
+from ralm.validation import check_search
 
 _QUERIES_AT_A_TIME: Final = 1024
 _HITS_AT_A_TIME: Final = 1 << 22
@@ -114,7 +114,7 @@ class Dense:
         `NO_PASSAGE` if the corpus, or the part of it that an approximate index searched, has fewer than k passages.
         Raises UsageError if k is below 1, ModelError if a query's vector is invalid.
         """
-        check_count("k", k)
+        check_search(queries, k)
         k = min(k, max(self._vectors.ntotal, 1))
         rows = np.array([row for row, query in enumerate(queries) if query.strip()], dtype=np.int64)
         step = max(1, min(_QUERIES_AT_A_TIME, _HITS_AT_A_TIME // self._search_size(k)))
