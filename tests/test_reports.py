@@ -76,8 +76,8 @@ def test_reports_that_passed(folder: Path, report: Callable[[Path], Any], expect
     ("name", "call"),
     [
         ("remove", lambda index: ralm.update_index(index, remove="ab")),
-        ("remove", lambda index: ralm.sync_index(index, iter, remove="ab")),
-        ("sources", lambda index: ralm.sync_index(index, iter, sources="ab")),
+        ("remove", lambda index: ralm.sync_index(index, ralm.make_passages, remove="ab")),
+        ("sources", lambda index: ralm.sync_index(index, ralm.make_passages, sources="ab")),
         ("queries", lambda index: opened(index.parent).retrieve("sea", 2)),
         ("queries", lambda index: ralm.FromRetriever.of_index(index).search("sea", 2)),
         ("queries", lambda _: RANDOM.retrieve("sea", 2)),

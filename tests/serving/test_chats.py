@@ -322,12 +322,6 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
     ("more", "param", "told"),
     [
         ({"tools": {}}, "tools", "`tools` must be a list"),
-        ({"tool_choice": "required"}, "tool_choice", "not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-        ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
-        ({"audio": {"voice": "ash", "format": "wav"}}, "audio", "not supported"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
         ({"top_logprobs": 2}, "top_logprobs", "`top_logprobs` has no effect without `logprobs`"),
         ({"top_logprobs": 99, "logprobs": True}, "top_logprobs", "from 0 to 20"),
         ({"n": 0}, "n", "from 1 to"),

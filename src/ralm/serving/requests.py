@@ -33,35 +33,21 @@ _SYSTEM: Final = ("system", "developer")  # both are the role system of chat tem
 _UNUSED_IN_CHATS: Final = ("stride", "query_tokens", "document_tokens")
 """Choices without effect in a chat: passages are found once, with the whole message, and read whole."""
 _BETWEEN_TEXTS: Final = "\n"
-_UNLIMITED_TOP_K: Final = (-1, 0)
-_NO_CHANGE: Final[Mapping[str, Sequence[JsonValue]]] = {
-    "add_generation_prompt": [True],
-    "audio": [],
-    "best_of": [1],
-    "chat_template_kwargs": [{}],
-    "continue_final_message": [False],
-    "echo": [False],
-    "frequency_penalty": [0],
-    "function_call": ["none", "auto"],
-    "functions": [[]],
-    "ignore_eos": [False],
-    "include_stop_str_in_output": [False],
-    "length_penalty": [1],
-    "logit_bias": [{}],
-    "min_p": [0],
-    "min_tokens": [0],
-    "modalities": [["text"]],
-    "presence_penalty": [0],
-    "repeat_penalty": [1],
-    "repetition_penalty": [1],
-    "response_format": [{"type": "text"}],
-    "stop_token_ids": [[]],
-    "suffix": [""],
-    "tool_choice": ["none", "auto"],
-    "use_beam_search": [False],
-    "web_search_options": [],
-}
+_VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue]]]] = (
+    ("audio web_search_options", []),
+    ("frequency_penalty min_p min_tokens presence_penalty", [0]),
+    ("best_of length_penalty repeat_penalty repetition_penalty", [1]),
+    ("continue_final_message echo ignore_eos include_stop_str_in_output use_beam_search", [False]),
+    ("add_generation_prompt", [True]),
+    ("chat_template_kwargs logit_bias", [{}]),
+    ("functions stop_token_ids", [[]]),
+    ("function_call tool_choice", ["none", "auto"]),
+    ("modalities", [["text"]]),
+    ("response_format", [{"type": "text"}]),
+    ("suffix", [""]),
+)
 """Fields, and the values beside null that change nothing; other values are rejected."""
+_NO_CHANGE: Final = {name: values for names, values in _VALUES_WITHOUT_EFFECT for name in names.split()}
 _NOT_FOLLOWED: Final[Mapping[str, tuple[Sequence[JsonValue], str]]] = {
     "metadata": ([{}], "answers are not stored"),
     "prediction": ([], "it saves no time here"),
@@ -199,7 +185,7 @@ class TextRequest(_TolerantRequest):
             raise RequestError("`seed` must be a whole number of 64 bits.", param="seed")
         given: dict[str, Any] = {
             "temperature": 1.0 if self.temperature is None else float(self.temperature),
-            "top_k": None if self.top_k in _UNLIMITED_TOP_K else self.top_k,
+            "top_k": None if self.top_k in (-1, 0) else self.top_k,
             "top_p": 1.0 if self.top_p is None else float(self.top_p),
             "seed": randbits(63) if self.seed is None else self.seed % (MAX_SEED + 1),
         }
@@ -342,11 +328,6 @@ class MessageBody(Body, extra="allow"):
         return value
 
     @property
-    def unread(self) -> list[str]:
-        """The names of unknown fields, which are not read."""
-        return [*(self.model_extra or ())]
-
-    @property
     def message(self) -> Message:
         """The message as chat templates know it."""
         return Message("system" if self.role in _SYSTEM else self.role, _BETWEEN_TEXTS.join(self.content))
@@ -380,10 +361,8 @@ class ChatRequest(TextRequest):
     @property
     def not_followed(self) -> dict[str, str]:
         """The fields that the answer does not follow, those of messages too, each with the reason."""
-        more = {
-            f"messages.{name}": "a message is its role and its content" for one in self.messages for name in one.unread
-        }
-        return {**super().not_followed, **more}
+        unread = [f"messages.{name}" for one in self.messages for name in one.model_extra or ()]
+        return {**super().not_followed, **dict.fromkeys(unread, "a message is its role and its content")}
 
 
 def chat_of(body: ChatRequest, limits: Limits) -> ChatCompletion:
