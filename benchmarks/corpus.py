@@ -89,12 +89,12 @@ def compare_decontamination(passages: list[Passage], evaluated: str) -> None:
     decontamination = Decontamination.of(texts=[evaluated], ngram=NGRAM)
     words = WORD.findall(evaluated.lower())
     runs = {tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)}
-    found = [decontamination.overlaps(passage.text) for passage in passages]
+    found = [decontamination.overlap(passage.text) > 0 for passage in passages]
     assert found == [plain_overlap(runs, passage.text) for passage in passages]
     report(
         f"13-grams ({sum(found):,} removed)",
         len(passages),
-        lambda: [decontamination.overlaps(passage.text) for passage in passages],
+        lambda: [decontamination.overlap(passage.text) for passage in passages],
         "a set of every 13-gram",
         lambda: [plain_overlap(runs, passage.text) for passage in passages],
     )

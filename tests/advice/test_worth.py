@@ -79,7 +79,7 @@ def test_a_gain_is_that_of_a_plain_loop(model: WritingModel, index: Index) -> No
                 for number, _ in shown
                 if number != NO_PASSAGE
                 and index.passages[number].document_id != unit.name
-                and not unit.overlap.overlaps(index.passages[number].contents)
+                and not unit.overlap.overlap(index.passages[number].contents)
             ]
             gain += log_prob(meter, allowed[0], example.prefix, example.continuation)
             gain -= log_prob(meter, NO_PASSAGE, example.prefix, example.continuation)

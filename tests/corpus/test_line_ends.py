@@ -29,7 +29,10 @@ FILES: Final[dict[str, Callable[[str], str]]] = {
     "a.html": lambda end: f"<h1>One</h1>\n<pre>{TEXT}</pre>\n<p>some\nwords</p>".replace("\n", end),
     "a.eml": lambda end: MAIL.replace("\n", end),
     "a.ipynb": lambda end: json.dumps({"cells": [{"cell_type": "markdown", "source": [TEXT.replace("\n", end)]}]}),
-    "a.jsonl": json_text,
+    "a.jsonl": lambda end: json_text(end) * 2,
+    "b.jsonl": lambda end: (json_text("\n") * 2).replace("\n", end),
+    "a.csv": lambda end: f'id,title,text\nd,sheep,"{TEXT}"\ne,sheep,more\n'.replace("\n", end),
+    "a.tsv": lambda end: f'id\ttext\ttitle\nd\t"{TEXT}"\tsheep\n'.replace("\n", end),
     "a.json": json_text,
 }
 

@@ -21,6 +21,7 @@ from ralm.corpus.words import bare_words, is_broken, placed_bare_words
 from ralm.errors import CorpusError, UsageError
 from ralm.options import Option, check_options
 from ralm.records import Document
+from ralm.validation import check_strings
 
 BY_TITLE: Final = "forbidden title"
 BY_OVERLAP: Final = "overlap with an evaluation text"
@@ -66,6 +67,8 @@ class Decontamination:
         Raises UsageError if `ngram` is below 1, if `max_overlap` is below 0 or not below 1, or if texts are given but
         all have fewer than `ngram` words, so that no overlap could ever be found.
         """
+        check_strings("titles", titles)
+        check_strings("texts", texts)
         options = cls(ngram=ngram, max_overlap=max_overlap)
         hashes, clues, lengths = set[int](), set[str](), list[int]()
         for text in texts:

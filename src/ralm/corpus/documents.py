@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from ralm.corpus.files import File, line_feeds
 from ralm.corpus.structure import find_headings
 from ralm.errors import CorpusError
-from ralm.options import Option
+from ralm.options import Option, check_options
 from ralm.records import ORIGIN, Document, Heading, Metadata
 
 BROKEN_LINES: Final = "broken lines, objects or pages"
@@ -65,6 +65,9 @@ class Fields:
             default_text="every other field",
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def needed(self, names: Iterable[str]) -> list[str]:
         """The fields, among these, that a document is made of."""

@@ -179,12 +179,12 @@ def check_encoding(name: str) -> None:
 
 
 class _Recoded(io.RawIOBase):
-    """The text of a stream, which is of some encoding, as UTF-8."""
+    """The text of a stream, which is of some encoding, as UTF-8 with line feeds."""
 
     def __init__(self, stream: io.BufferedReader | gzip.GzipFile, encoding: str, where: str) -> None:
         self._stream = stream
         self._where = f"{where} is not {encoding}"
-        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
         self._decoded = b""
 
     def readable(self) -> bool:
@@ -205,11 +205,15 @@ class _Recoded(io.RawIOBase):
 
 @contextmanager
 def _as_utf8(path: FilePath, encoding: str | None) -> Iterator[io.BufferedReader | gzip.GzipFile]:
-    """A file of text open as bytes of UTF-8, unpacked if it is gzipped; `encoding` is that of one that is not UTF-8."""
+    """A file of text open as bytes of UTF-8, unpacked if it is gzipped; `encoding` is that of one that is not UTF-8.
+    Lines that end in a carriage return alone end in a line feed."""
     with unpacked(path) as stream:
-        found = _other_encoding(stream.peek(_BYTES_EXAMINED))
+        beginning = stream.peek(_BYTES_EXAMINED)
+        found = _other_encoding(beginning)
         if found is None and encoding is not None and not _is_utf8(path):
             found = encoding
+        if found is None and b"\r" in beginning and b"\n" not in beginning:
+            found = "utf-8"
         yield stream if found is None else io.BufferedReader(_Recoded(stream, found, str(path)))
 
 
