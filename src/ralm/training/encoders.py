@@ -4,7 +4,9 @@ With signals a step encodes only queries: candidates and scores come from the si
 Letters of shapes: B examples, K candidates, D dimensions.
 """
 
+import io
 import logging
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,6 +21,7 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.search import Dense, PassageVectors, open_vectors
 from ralm.retrieval.index import Index
 from ralm.retrieval.vectors import RemoteEncoding
+from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.terminal import no_progress
 from ralm.training.candidates import OnlineExamples
 from ralm.training.loop import TrainableModel, batch_of_step
@@ -87,6 +90,8 @@ def losses_of(
     return divergence_loss(scores_BK, lm_scores, there_BK, gamma=options.gamma, beta=options.beta)
 
 
+_HELD_OUT: Final = "held-out.npz"
+_DAMAGED: Final = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile)
 _PROBES: Final = 64
 """Queries whose hits are compared when new vectors replace old ones."""
 
@@ -102,8 +107,11 @@ class _Scored(NamedTuple):
 
 
 class TrainableEncoders(TrainableModel):
-    """The encoders of queries and passages, the examples, and the vectors that are searched, `first` those of the
-    index. Losses are computed one example at a time: gradients of one query and its candidates are in memory."""
+    """The encoders of queries and passages, the examples, and the vectors of the passages that are searched.
+
+    `first`: the retriever over the vectors that the index has. Losses are computed for one example at a time, so what
+    is in memory is what the gradients of one query and its candidates need.
+    """
 
     def __init__(
         self,
@@ -136,7 +144,7 @@ class TrainableEncoders(TrainableModel):
     def begin(self, work: Path, held_out_E: IntArray, step: int) -> None:
         """Score the candidates of the held-out examples, which stay the same, so that losses can be compared."""
         if len(held_out_E):
-            self._held_out = self._score(held_out_E)
+            self._held_out = self._load_or_score(work / _HELD_OUT, held_out_E)
         self._versions = Versions(work, self._index, self._options.vectors, self._training.device, self._ahead)
         self._versions.forget_after(step)
 
@@ -174,6 +182,22 @@ class TrainableEncoders(TrainableModel):
         hits = self._examples.candidates(examples_B, self._retriever, self._options.candidates)
         scores_BK = self._examples.score(examples_B, hits, self._options.loss)
         return _Scored(examples_B, hits.numbers_QK, scores_BK.astype(np.float32))
+
+    def _load_or_score(self, file: Path, examples_B: IntArray) -> _Scored:
+        """The scores that an earlier call wrote to a file, or else new ones, written there."""
+        try:
+            with np.load(file, allow_pickle=False) as kept:
+                return _Scored(**{name: kept[name] for name in _Scored._fields})
+        except FileNotFoundError:
+            pass
+        except _DAMAGED as error:
+            _logger.warning("%s is damaged (%s): its scores are computed again.", file, error)
+        scored = self._score(examples_B)
+        content = io.BytesIO()
+        np.savez(content, **scored._asdict())
+        with storage_errors(file):
+            write_atomically(file, content.getvalue())
+        return scored
 
     def _loss(self, example: int, scored: _Scored) -> torch.Tensor:
         place = int(np.flatnonzero(scored.examples_B == example)[0])
