@@ -52,23 +52,21 @@ def impact(
     return frequency / (frequency + options.k1 * (1 - options.b + options.b * relative))
 
 
-def length_bytes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Lengths as the bytes in which Lucene stores them: exact below 24, above that four significant bits."""
-    long = np.maximum(lengths - _EXACT_LENGTHS, 0)
-    bits = np.zeros_like(long)
-    nonzero = long > 0
-    bits[nonzero] = np.floor(np.log2(long[nonzero])).astype(np.int64) + 1
-    shift = np.maximum(bits - 4, 0)
-    rounded = np.where(bits < 4, long, ((long >> shift) & 7) | ((shift + 1) << 3))
-    return np.where(lengths < _EXACT_LENGTHS, lengths, _EXACT_LENGTHS + rounded).astype(np.uint8)
-
-
 def stored_lengths(codes: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The lengths that Lucene decodes from its bytes."""
+    """The lengths that Lucene decodes from its bytes: exact below 24, above that with four significant bits."""
     code = codes.astype(np.int64) - _EXACT_LENGTHS
     shift = (code >> 3) - 1
     rounded = np.where(shift < 0, code & 7, ((code & 7) | 8) << np.maximum(shift, 0))
     return np.where(code < 0, codes, _EXACT_LENGTHS + rounded).astype(np.int64)
+
+
+_STORED_LENGTHS: Final = stored_lengths(np.arange(256).astype(np.uint8))
+"""The length of each byte, rising."""
+
+
+def length_bytes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Lengths as the bytes in which Lucene stores them: exact below 24, above that rounded down."""
+    return (np.searchsorted(_STORED_LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 
 
 def cores() -> int:

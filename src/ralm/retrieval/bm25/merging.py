@@ -20,7 +20,6 @@ from ralm.retrieval.bm25.arrays import Arrays, PostingCodes, compare_terms, row_
 NOT_KEPT: Final = -1
 """In place of the new number of a passage that is not kept."""
 _NO_TERM: Final = -1
-_STORED_LENGTHS: Final = formula.stored_lengths(np.arange(256).astype(np.uint8))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +70,10 @@ def merge_arrays(sources: Sequence[MergedArrays], folder: Path, at_a_time: int) 
     tokens, with_terms = sum(kept.tokens for kept in every_kept), sum(kept.with_terms for kept in every_kept)
     writing.write_totals(folder, tokens, with_terms)
     writing.write_vocabulary(folder, *_merged_vocabulary(sources, place_VM, stays_M), ids)
-    table = _code_table(every_kept)
+    counted = writing.PairCounts()
+    for kept in every_kept:
+        counted.add_counted(kept.pair_C, kept.count_C)
+    table = counted.table()
     old_terms = [_old_terms(id_M[place_V], len(ids)) for place_V in place_VM]
     rows = [table.rows_of(kept.pair_C) for kept in every_kept]
     postings = _postings(sources, old_terms, rows, offsets, at_a_time)
@@ -97,7 +99,7 @@ def _kept(source: MergedArrays) -> _PostingCounts:
         count_C,
         int(count_C @ frequency_C),
         int(np.count_nonzero(has_terms_P)),
-        frequency_C << 8 | np.searchsorted(_STORED_LENGTHS, length_C),
+        frequency_C << 8 | formula.length_bytes(length_C),
     )
 
 
@@ -130,15 +132,6 @@ def _merged_vocabulary(
     for arrays, place in own:
         _copy_terms(arrays.vocabulary, arrays.term_ends, begin_M[place], size_M[place], vocabulary)
     return vocabulary, size_M[stays_M]
-
-
-def _code_table(every_kept: Sequence[_PostingCounts]) -> writing.CodeTable:
-    """The code table of all kept postings."""
-    counted = writing.PairCounts()
-    for kept in every_kept:
-        seen = kept.count_C > 0
-        counted.add_counted(kept.pair_C[seen], kept.count_C[seen])
-    return counted.table()
 
 
 def _old_terms(id_V: NDArray[np.int64], terms: int) -> NDArray[np.int64]:

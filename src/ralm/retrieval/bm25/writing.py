@@ -130,10 +130,11 @@ class PairCounts:
             self._rare.update((frequencies[huge].astype(np.int64) << 8 | lengths[rows[huge]]).tolist())
 
     def add_counted(self, pairs: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Add the counts of distinct pairs, written as `frequency << 8 | length byte`."""
+        """Add the counts of distinct pairs, written as `frequency << 8 | length byte`; some may be 0."""
         usual = pairs < len(self._usual)
+        rare = ~usual & (counts > 0)
         self._usual[pairs[usual]] += counts[usual]
-        self._rare.update(dict(zip(pairs[~usual].tolist(), counts[~usual].tolist(), strict=True)))
+        self._rare.update(dict(zip(pairs[rare].tolist(), counts[rare].tolist(), strict=True)))
 
     def table(self) -> CodeTable:
         """The table of all pairs that were counted, the commonest first."""
