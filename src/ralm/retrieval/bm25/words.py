@@ -61,16 +61,14 @@ class WordIds:
             self.clear()
         most = len(data) // 2 + 1
         word_W, new_N2, end_T = np.empty(most, np.int32), np.empty((most, 2), np.int64), np.empty(len(texts), np.int64)
-        words, new, self._kept = find_words(
+        new, self._kept = find_words(
             np.frombuffer(data, np.uint8), self._table_H, self._kept_K, self._kept, len(self._id_begins) - 1, word_W,
             new_N2, end_T,
         )  # fmt: skip
         self._learn(data, new_N2[:new])
-        begin_N = np.frombuffer(self._id_begins, np.int64)
-        found = np.empty(count_ids(word_W, words, begin_N), np.int32)
-        sizes_T = np.empty(len(texts), np.int64)
-        gather_ids(word_W, end_T, begin_N, _as_array(self._ids), found, sizes_T)
-        return found, sizes_T
+        ids = np.frombuffer(self._ids, np.int32) if self._ids else np.zeros(0, np.int32)
+        found: Ids = gather_ids(word_W, end_T, np.frombuffer(self._id_begins, np.int64), ids)
+        return found
 
     def _learn(self, data: bytes, new_N2: NDArray[np.int64]) -> None:
         """Add new words, given where each begins and ends in the texts, and their new terms."""
@@ -90,10 +88,6 @@ class WordIds:
             id_begins.append(len(ids))
 
 
-def _as_array(ids: "array[int]") -> NDArray[np.int32]:
-    return np.frombuffer(ids, np.int32) if ids else np.zeros(0, np.int32)
-
-
 @kernel
 def find_words(
     data_B: NDArray[np.uint8],
@@ -104,9 +98,9 @@ def find_words(
     word_W: NDArray[np.int32],
     new_N2: NDArray[np.int64],
     end_T: NDArray[np.int64],
-) -> tuple[int, int, int]:
+) -> tuple[int, int]:
     """Write the numbers of the words of the texts, where each new one begins and ends, and how many words there are up
-    to the end of each text; returns how many words and how many new ones there are, and how many bytes are then kept.
+    to the end of each text; returns how many new ones there are, and how many bytes are then kept.
 
     Known words have the numbers below `known`. New ones get the next numbers, and are kept as long as there is room. A
     place of the table has half of the hash of a word, and one more than where its bytes begin; 0 if it is empty.
@@ -136,7 +130,7 @@ def find_words(
                 kept = _keep(kept_K, kept, known + new, data_B, begin, place - begin)
             new += 1
         found += 1
-    return found, new, kept
+    return new, kept
 
 
 @kernel
@@ -211,30 +205,18 @@ def white_space(data_B: NDArray[np.uint8], place: int) -> int:
 
 
 @kernel
-def count_ids(word_W: NDArray[np.int32], words: int, begin_N: NDArray[np.int64]) -> int:
-    """How many ids the first words have; those of word n begin at `begin_N[n]`."""
-    total = 0
-    for i in range(words):
-        total += begin_N[word_W[i] + 1] - begin_N[word_W[i]]
-    return total
-
-
-@kernel
 def gather_ids(
-    word_W: NDArray[np.int32],
-    end_T: NDArray[np.int64],
-    begin_N: NDArray[np.int64],
-    ids: NDArray[np.int32],
-    found: NDArray[np.int32],
-    sizes_T: NDArray[np.int64],
-) -> None:
-    """Write the ids of the words of texts, one after the other, and how many each text has."""
-    place = word = 0
+    word_W: NDArray[np.int32], end_T: NDArray[np.int64], begin_N: NDArray[np.int64], ids: NDArray[np.int32]
+) -> Ids:
+    """Return the ids of the words of texts; those of word n begin at `begin_N[n]`."""
+    sizes_T, word = np.zeros(len(end_T), np.int64), 0
     for text in range(len(end_T)):
-        before = place
         while word < end_T[text]:
-            for i in range(begin_N[word_W[word]], begin_N[word_W[word] + 1]):
-                found[place] = ids[i]
-                place += 1
+            sizes_T[text] += begin_N[word_W[word] + 1] - begin_N[word_W[word]]
             word += 1
-        sizes_T[text] = place - before
+    found, place = np.empty(sizes_T.sum(), np.int32), 0
+    for number in word_W[:word]:
+        for i in range(begin_N[number], begin_N[number + 1]):
+            found[place] = ids[i]
+            place += 1
+    return found, sizes_T
