@@ -16,7 +16,6 @@ import numpy as np
 import tantivy
 
 from benchmarks.collection import Collection
-from ralm.retrieval.bm25.batch import SearchBatch
 from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import search_streams
@@ -31,9 +30,9 @@ def ours(bm25: BM25, collection: Collection) -> Iterator[tuple[str, Engine]]:
     """A stream on one core; lookups for one query a call, as in generation, and for many; a stream on each core."""
     words = [[f"w{term}" for term in query] for query in collection.queries]
     rows = [bm25.terms(query) for query in words]
-    yield "stream", lambda k: search_streams(bm25.collection, SearchBatch.of(rows, k, None), 1)
+    yield "stream", lambda k: search_streams(bm25.collection, bm25._batch(rows, k), 1)
     yield "lookup, one by one", lambda k: [bm25.retrieve_terms([row], k) for row in rows]
-    yield "lookup", lambda k: search_lookups(bm25.collection, SearchBatch.of(rows, k, None))
+    yield "lookup", lambda k: search_lookups(bm25.collection, bm25._batch(rows, k))
     yield ON_ALL_CORES, lambda k: bm25.retrieve_terms(rows, k)
 
 

@@ -53,9 +53,9 @@ def built(folder: Path, texts: Iterable[str]) -> BM25:
     )
     bm25 = BM25(open_arrays(folder), counts.passages)
     begin = time.perf_counter()
-    common = bm25.collection.common
-    size = sum(array.nbytes for array in (common.highest_MB, common.present_MW, common.before_MW))
-    print(f"{len(common.before_MW)} common terms laid out in {time.perf_counter() - begin:.1f} s, {size / 1e6:,.0f} MB")
+    layout = bm25.collection.postings
+    size = sum(array.nbytes for array in (layout.highest, layout.present, layout.before))
+    print(f"{len(layout.most_M)} common terms laid out in {time.perf_counter() - begin:.1f} s, {size / 1e6:,.0f} MB")
     return bm25
 
 

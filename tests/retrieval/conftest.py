@@ -13,7 +13,7 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     fill = Stream.fill
 
     def note(self: Stream, batch: SearchBatch) -> None:
-        noted.append(len(batch.queries))
+        noted.append(len(batch.heaps_QK))
         fill(self, batch)
 
     monkeypatch.setattr(Stream, "fill", note)

@@ -82,15 +82,15 @@ def streamed(
     for collection in (bm25.collection, bm25._plain):
         batch = bm25._batch(terms, k, forbidden)
         search_lookups(collection, batch, partition)
-        assert_equal(Hits(batch.numbers_QK, batch.scores_QK), found)
+        assert_equal(batch.hits(), found)
     return found
 
 
 def found_by(stream: Stream, batch: SearchBatch, at_a_time: int = 256) -> Hits:
     """What a stream finds for its next queries."""
-    for first in range(0, len(batch.queries), at_a_time):
+    for first in range(0, len(batch.heaps_QK), at_a_time):
         stream.fill(batch.part(first, first + at_a_time))
-    return Hits(batch.numbers_QK, batch.scores_QK)
+    return batch.hits()
 
 
 def assert_equal(found: Hits, expected: Hits) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ralm.records import Hits
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.search import BM25
@@ -55,10 +54,10 @@ def test_more_postings_than_32_bits_can_number(tmp_path: Path) -> None:
     queries = [words[end - 12 : end] for end in range(12, 400, 3)]
     small, large = BM25(arrays, PASSAGES), BM25(wide, PASSAGES)
     expected = small.retrieve_terms([small.terms(query) for query in queries], 16)
-    assert len(large.collection.common.before_MW) >= 10
+    assert len(large.collection.postings.most_M) >= 10
     terms = [large.terms(query) for query in queries]
     assert_equal(found_by(Stream(large.collection, 16), large._batch(terms, 16)), expected)
     for collection in (large._plain, large.collection):
         batch = large._batch(terms, 16)
         search_lookups(collection, batch)
-        assert_equal(Hits(batch.numbers_QK, batch.scores_QK), expected)
+        assert_equal(batch.hits(), expected)

@@ -13,7 +13,7 @@ from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.bm25 import lookup, search, stream
 from ralm.retrieval.bm25.arrays import row_of
 from ralm.retrieval.bm25.batch import BLOCK_BITS, Forbidden
-from ralm.retrieval.bm25.collection import Collection, steps
+from ralm.retrieval.bm25.collection import Collection, rounded_up
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.stream import QueryRuns, Stream
 from tests.retrieval.searching import (
@@ -179,7 +179,7 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
 
     queries = [[term] for term in asked.tolist()]
     for searched in (bm25._plain, collection):
-        weighted = lookup.weighted(searched, queries)
+        weighted = searched.weighted(queries)
         for term in range(len(queries)):
             query = lookup._query(searched.postings, impact_C, weighted, term, term + 1)
             assert query.unit == 2**-20
@@ -189,15 +189,16 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
     found_by(streaming, bm25._batch(queries, 3))
     np.testing.assert_array_equal(streaming._terms.points_TC[streaming._row_V[asked]], expected_VC)
 
-    common = collection.common
-    assert common.highest_MB.any()
-    for term in np.flatnonzero(common.row_V >= 0).tolist():
-        highest_B = np.zeros(common.highest_MB.shape[1], np.uint8)
+    postings = collection.postings
+    highest_MB = postings.highest.reshape(len(postings.most_M), -1)
+    assert highest_MB.any()
+    for term in np.flatnonzero(postings.row_V >= 0).tolist():
+        highest_B = np.zeros(highest_MB.shape[1], np.uint8)
         for posting in range(int(arrays.offsets[term]), int(arrays.offsets[term + 1])):
             added = expected_VC[term, row_of(*arrays.posting_codes, posting)]
             block = arrays.passages[posting] >> BLOCK_BITS
-            highest_B[block] = max(highest_B[block], steps(added))
-        np.testing.assert_array_equal(common.highest_MB[common.row_V[term]], highest_B)
+            highest_B[block] = max(highest_B[block], rounded_up(added))
+        np.testing.assert_array_equal(highest_MB[postings.row_V[term]], highest_B)
 
     texts = strides(words(1, 300, 500), 16, 2)
     assert_equal(streamed(bm25, texts, 5), bm25.retrieve(texts, 5))

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.records import NO_PASSAGE, BoolArray, IntArray
+from ralm.records import NO_PASSAGE, BoolArray, Hits, IntArray
 from ralm.retrieval.bm25 import kernels
 
 BLOCK_BITS: Final = 4
@@ -84,27 +84,51 @@ def _rising(numbers: Iterable[int]) -> IntArray:
     return array if (array[1:] > array[:-1]).all() else np.unique(array)
 
 
-class SearchBatch(NamedTuple):
-    """Queries as term numbers, the passages that must not be hits, and the arrays that get the numbers and the scores
-    of hits."""
+class WeightedQueries(NamedTuple):
+    """Queries as distinct terms with counts and weights; those of query q are `ends[q]` to `ends[q + 1]`, by rising
+    frequency."""
 
-    queries: Sequence[Sequence[int]]
+    ends: NDArray[np.int64]
+    terms: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+    def part(self, first: int, last: int) -> "WeightedQueries":
+        """Return the queries from `first` to `last`."""
+        ends = self.ends[first : last + 1]
+        own = slice(ends[0], ends[-1])
+        return WeightedQueries(ends - ends[0], self.terms[own], self.counts[own], self.weights[own])
+
+
+class SearchBatch(NamedTuple):
+    """Queries, the passages that must not be hits, a heap for the keys of the hits of each query, and the score of one
+    of its points."""
+
+    queries: WeightedQueries
     forbidden: Forbidden
-    numbers_QK: NDArray[np.int64]
-    scores_QK: NDArray[np.float32]
+    heaps_QK: NDArray[np.int64]
+    unit_Q: NDArray[np.float64]
 
     @classmethod
-    def of(cls, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None) -> Self:
+    def of(cls, queries: WeightedQueries, k: int, forbidden: Forbidden) -> Self:
         """Return queries without hits."""
-        numbers_QK = np.full((len(queries), k), NO_PASSAGE, np.int64)
-        scores_QK = np.zeros(numbers_QK.shape, np.float32)
-        return cls(queries, forbidden or Forbidden.none(len(queries)), numbers_QK, scores_QK)
+        count = len(queries.ends) - 1
+        return cls(queries, forbidden, np.zeros((count, k), np.int64), np.full(count, kernels.UNIT))
 
     def part(self, first: int, last: int) -> "SearchBatch":
         """Return the queries from `first` to `last`."""
-        rows = slice(first, last)
-        forbidden = self.forbidden.for_queries(first, last)
-        return SearchBatch(self.queries[rows], forbidden, self.numbers_QK[rows], self.scores_QK[rows])
+        rows, queries, forbidden = slice(first, last), self.queries, self.forbidden
+        return SearchBatch(
+            queries.part(first, last), forbidden.for_queries(first, last), self.heaps_QK[rows], self.unit_Q[rows]
+        )
+
+    def hits(self) -> Hits:
+        """Return the passages in the heaps, best first."""
+        keys_QK = np.sort(self.heaps_QK, axis=1)[:, ::-1]
+        numbers_QK = kernels.MAX_SCORE - (keys_QK & kernels.MAX_SCORE)
+        numbers_QK[keys_QK == 0] = NO_PASSAGE
+        scores_QK = (keys_QK >> kernels.NUMBER_BITS) * self.unit_Q[:, None]
+        return Hits(numbers_QK, scores_QK.astype(np.float32))
 
 
 class Allowed(NamedTuple):

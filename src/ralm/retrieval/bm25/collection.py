@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25 import formula, kernels
 from ralm.retrieval.bm25.arrays import Arrays, PostingCodes, row_of
-from ralm.retrieval.bm25.batch import BLOCK_BITS
+from ralm.retrieval.bm25.batch import BLOCK_BITS, WeightedQueries
 
 WORD_BITS: Final = 6
 WORD_BLOCKS: Final = 1 << (WORD_BITS - BLOCK_BITS)
@@ -36,28 +36,15 @@ PARTITION: Final = 1 << 17
 """Passages of a partition: 512 KiB of sums, which fit into a core's own cache."""
 
 
-class CommonTerms(NamedTuple):
-    """The layout of common terms; without any, all arrays are empty.
-
-    `row_V` (int32): the row of each term among the common ones, -1 for a rare one. `highest_MB` (uint8): the most that
-    one occurrence of the term in a query adds to a passage of each block, in steps, rounded up. `present_MW` (uint64):
-    a bit for each passage with the term. `before_MW` (uint32): the term's postings before each word. B is 4 W.
-    """
-
-    row_V: NDArray[np.int32]
-    highest_MB: NDArray[np.uint8]
-    present_MW: NDArray[np.uint64]
-    before_MW: NDArray[np.uint32]
-
-
-_NONE: Final = CommonTerms(
-    np.zeros(0, np.int32), np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.uint64), np.zeros((0, 0), np.uint32)
-)
-
-
 class Postings(NamedTuple):
-    """The postings of an index, those of term v from `offsets[v]` on, and the layout of the common terms, row after
-    row: `words` words each. `most_M`: the most that a term adds to any passage, in steps."""
+    """The postings of an index, those of term v from `offsets[v]` on, and the layout of the common terms; without a
+    layout, its arrays are empty.
+
+    `row_V`: the row of each term among the common ones, -1 for a rare one. `most_M`: the most that one occurrence of
+    the term in a query adds to any passage, in steps, rounded up. The other arrays have the rows one after the other,
+    of `words` words each: `highest` the most that the term adds to a passage of each block, `present` a bit for each
+    passage with the term, `before` the term's postings before each word.
+    """
 
     offsets: NDArray[np.int64]
     passages: NDArray[np.int32]
@@ -68,6 +55,14 @@ class Postings(NamedTuple):
     highest: NDArray[np.uint8]
     present: NDArray[np.uint64]
     before: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> Self:
+        """Return the postings of an index without a layout."""
+        return cls(
+            arrays.offsets, arrays.passages, arrays.posting_codes, np.zeros(0, np.int32), np.zeros(0, np.int64), 0,
+            np.zeros(0, np.uint8), np.zeros(0, np.uint64), np.zeros(0, np.uint32),
+        )  # fmt: skip
 
 
 class Terms(NamedTuple):
@@ -80,8 +75,10 @@ class Terms(NamedTuple):
 
 
 class CommonQueryTerms(NamedTuple):
-    """The common terms of a query: rows of the tables, where their words begin, and how often they occur in it."""
+    """The common terms of a query, the first `size` of the arrays (slices make a stream 3% slower): rows of the tables,
+    where their words begin, and how often they occur in the query."""
 
+    size: int
     terms: NDArray[np.int64]
     words: NDArray[np.int64]
     times: NDArray[np.int32]
@@ -89,33 +86,25 @@ class CommonQueryTerms(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """The arrays of so many passages as they are searched: the impact of each code, and the layout of common terms."""
+    """The arrays of so many passages as they are searched: the impact of each code, and the postings."""
 
     arrays: Arrays
     passages: int
     impact_C: NDArray[np.float64]
-    common: CommonTerms = _NONE
+    postings: Postings
 
     @property
     def is_laid_out(self) -> bool:
         """Whether there is a layout of the common terms."""
-        return len(self.common.row_V) > 0
+        return len(self.postings.row_V) > 0
 
-    @cached_property
-    def postings(self) -> Postings:
-        """The postings in the form that kernels take."""
-        arrays, common = self.arrays, self.common
-        return Postings(
-            arrays.offsets,
-            arrays.passages,
-            arrays.posting_codes,
-            common.row_V,
-            common.highest_MB.max(axis=1, initial=0).astype(np.int64),
-            common.present_MW.shape[1],
-            common.highest_MB.reshape(-1),
-            common.present_MW.reshape(-1),
-            common.before_MW.reshape(-1),
-        )
+    def weighted(self, queries: Sequence[Sequence[int]]) -> WeightedQueries:
+        """Return queries given as term numbers with the weights of their terms."""
+        ends = np.zeros(len(queries) + 1, np.int64)
+        np.cumsum([*map(len, queries)], out=ends[1:])
+        terms = np.fromiter(chain.from_iterable(queries), np.int64, ends[-1])
+        ends, distinct, counts, frequency = _distinct(terms, ends, self.arrays.offsets)
+        return WeightedQueries(ends, distinct, counts, self.idf(frequency))
 
     def frequency(self, terms: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return in how many passages terms occur."""
@@ -132,32 +121,30 @@ class Collection:
 
     def laid_out(self) -> "Collection":
         """Return the same with a layout of the common terms, which reads their postings once, on all cores."""
-        arrays, terms, words = self.arrays, self.common_terms, -(-self.passages >> WORD_BITS)
-        common = CommonTerms(
-            np.full(len(arrays.offsets) - 1, -1, np.int32),
-            np.zeros((len(terms), words * WORD_BLOCKS), np.uint8),
-            np.zeros((len(terms), words), np.uint64),
-            np.zeros((len(terms), words), np.uint32),
-        )
-        common.row_V[terms] = np.arange(len(terms))
-        arrays.check_terms(terms, self.passages)
+        terms, words = self.common_terms, -(-self.passages >> WORD_BITS)
+        row_V = np.full(len(self.arrays.offsets) - 1, -1, np.int32)
+        row_V[terms] = np.arange(len(terms))
+        highest_MB = np.zeros((len(terms), words * WORD_BLOCKS), np.uint8)
+        present_MW = np.zeros((len(terms), words), np.uint64)
+        before_MW = np.zeros((len(terms), words), np.uint32)
+        self.arrays.check_terms(terms, self.passages)
         idf_M = self.idf(self.frequency(terms))
 
         def lay_out(row: int) -> None:
-            points_C = np.empty(len(self.impact_C), np.int32)
-            kernels.fill_points(idf_M[row], self.impact_C, kernels.UNIT, points_C)
-            begin, end = arrays.offsets[terms[row]], arrays.offsets[terms[row] + 1]
-            rows = common.highest_MB[row], common.present_MW[row], common.before_MW[row]
-            _lay_out(arrays.passages, arrays.posting_codes, begin, end, steps(points_C).astype(np.uint8), *rows)
+            rows = highest_MB[row], present_MW[row], before_MW[row]
+            _lay_out(self.postings, terms[row], idf_M[row], self.impact_C, *rows)
 
         with ThreadPoolExecutor(max_workers=formula.cores()) as pool:
             list(pool.map(lay_out, range(len(terms))))
-        return replace(self, common=common)
-
-
-def steps(points: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return points as steps, rounded up."""
-    return -(-points >> STEP_BITS)
+        layout = self.postings._replace(
+            row_V=row_V,
+            most_M=highest_MB.max(axis=1, initial=0).astype(np.int64),
+            words=words,
+            highest=highest_MB.reshape(-1),
+            present=present_MW.reshape(-1),
+            before=before_MW.reshape(-1),
+        )
+        return replace(self, postings=layout)
 
 
 class Layout:
@@ -178,36 +165,62 @@ class Layout:
                 self._collection = self._collection.laid_out()
             return self._collection
 
-    def collection_for(self, queries: Sequence[Sequence[int]]) -> Collection:
+    def collection_for(self, queries: WeightedQueries) -> Collection:
         """Return the collection for queries, with the layout if they pay for it; nobody waits while another thread
         makes it."""
         collection = self._collection
         if collection.is_laid_out or self._lock.locked():
             return collection
-        frequency = collection.frequency(np.fromiter(chain.from_iterable(queries), np.int64))
+        frequency = collection.frequency(queries.terms)
+        is_common = frequency * COMMON_SHARE >= collection.passages
         if self._unread < 0:
             self._unread = int(collection.frequency(collection.common_terms).sum())
-        self._unread = max(0, self._unread - int(frequency[frequency * COMMON_SHARE >= collection.passages].sum()))
+        self._unread = max(0, self._unread - int((frequency * queries.counts)[is_common].sum()))
         return collection if self._unread else self.collection()
 
 
 @kernels.kernel
+def _distinct(
+    terms: NDArray[np.int64], ends: NDArray[np.int64], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the distinct terms of each query end, these terms by rising frequency, how often they occur in it,
+    and in how many passages."""
+    keys, new_ends = np.empty(len(terms), np.int64), np.zeros(len(ends), np.int64)
+    distinct, counts, frequency = np.empty_like(keys), np.empty_like(keys), np.empty_like(keys)
+    n = 0
+    for query in range(len(ends) - 1):
+        begin, end = ends[query], ends[query + 1]
+        for i in range(begin, end):
+            keys[i] = offsets[terms[i] + 1] - offsets[terms[i]] << kernels.NUMBER_BITS | terms[i]
+        keys[begin:end].sort()
+        for i in range(begin, end):
+            if i > begin and keys[i] == keys[i - 1]:
+                counts[n - 1] += 1
+            else:
+                distinct[n], counts[n], frequency[n] = keys[i] & kernels.MAX_SCORE, 1, keys[i] >> kernels.NUMBER_BITS
+                n += 1
+        new_ends[query + 1] = n
+    return new_ends, distinct[:n], counts[:n], frequency[:n]
+
+
+@kernels.kernel
 def _lay_out(
-    passages: NDArray[np.int32],
-    codes: PostingCodes,
-    begin: int,
-    end: int,
-    steps_C: NDArray[np.uint8],
+    postings: Postings,
+    term: int,
+    weight: float,
+    impact_C: NDArray[np.float64],
     highest_B: NDArray[np.uint8],
     present_W: NDArray[np.uint64],
     before_W: NDArray[np.uint32],
 ) -> None:
     """Lay out the postings of one term."""
-    rows, escaped, escaped_rows = codes
-    for posting in range(begin, end):
-        passage = passages[posting]
+    points_C = np.empty(len(impact_C), np.int32)
+    kernels.fill_points(weight, impact_C, kernels.UNIT, points_C)
+    codes, escaped, escaped_rows = postings.codes
+    for posting in range(postings.offsets[term], postings.offsets[term + 1]):
+        passage = postings.passages[posting]
         block, word = passage >> BLOCK_BITS, passage >> WORD_BITS
-        highest_B[block] = max(highest_B[block], steps_C[row_of(rows, escaped, escaped_rows, posting)])
+        highest_B[block] = max(highest_B[block], rounded_up(points_C[row_of(codes, escaped, escaped_rows, posting)]))
         present_W[word] |= np.uint64(1) << np.uint64(passage & 63)
         if word + 1 < len(before_W):
             before_W[word + 1] += np.uint32(1)
@@ -222,10 +235,16 @@ def rounded_up(points: int) -> int:
 
 
 @kernels.kernel
+def add_row(sums: NDArray[np.uint16], row: NDArray[np.uint8], times: np.uint16) -> None:
+    """Add a row so many times; a loop over plain slices is compiled to vector instructions."""
+    for i in range(len(row)):
+        sums[i] += np.uint16(np.uint16(row[i]) * times)
+
+
+@kernels.kernel
 def reach_threshold(
     postings: Postings,
     common: CommonQueryTerms,
-    count: int,
     bits_B: NDArray[np.uint16],
     block: int,
     sums_N: NDArray[np.int32],
@@ -234,22 +253,25 @@ def reach_threshold(
     threshold: int,
 ) -> int:
     """Return which passages of a block of a mask may reach the threshold, as bits, and write bounds of all into
-    `lanes`; their sums are those from `first` on."""
+    `lanes`; their sums are those from `first` on.
+
+    The callers offer the passages: a kernel that does that too is not inlined, and makes a search several times slower.
+    """
     candidates = kernels.bound_lanes(
-        sums_N, first, STEP_BITS, lanes, common.words, common.times, count, postings.highest, postings.present, block,
-        rounded_up(threshold),
+        sums_N, first, STEP_BITS, lanes, common.words, common.times, common.size, postings.highest, postings.present,
+        block, rounded_up(threshold),
     )  # fmt: skip
     return candidates & np.uint64(bits_B[block]) if len(bits_B) else candidates
 
 
 @kernels.kernel
-def common_score(postings: Postings, terms: Terms, common: CommonQueryTerms, count: int, passage: int) -> int:
-    """Return what `count` common terms add to a passage's score."""
+def common_score(postings: Postings, terms: Terms, common: CommonQueryTerms, passage: int) -> int:
+    """Return what the common terms add to a passage's score."""
     word = passage >> WORD_BITS
     bit = np.uint64(1) << np.uint64(passage & 63)
     codes, escaped, escaped_rows = postings.codes
     score = np.int64(0)
-    for i in range(count):
+    for i in range(common.size):
         at = common.words[i] + word
         present = postings.present[at]
         if present & bit:

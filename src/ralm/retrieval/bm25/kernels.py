@@ -55,7 +55,13 @@ class Kernel:
         """The function as numba compiles it."""
         with _COMPILING:
             if self._compiled is None:
-                self._compiled = _compiled(self._function)
+                nb = load_compiler()
+                try:
+                    self._compiled = nb.njit(cache=True, nogil=True)(self._function)
+                except RuntimeError as error:
+                    if "cannot cache" not in str(error):
+                        raise
+                    self._compiled = nb.njit(nogil=True)(self._function)
             return self._compiled
 
 
@@ -69,17 +75,6 @@ def load_compiler() -> Any:
 
     typeof_impl.register(Kernel, lambda kernel, _: nb.types.Dispatcher(kernel.compiled))
     return nb
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    nb = load_compiler()
-    try:
-        compiled: Callable[..., Any] = nb.njit(cache=True, nogil=True)(function)
-    except RuntimeError as error:
-        if "cannot cache" not in str(error):
-            raise
-        compiled = nb.njit(nogil=True)(function)
-    return compiled
 
 
 kernel: Final[Callable[[Callable[..., Any]], Any]] = Kernel
@@ -122,7 +117,7 @@ def offer(heap: NDArray[np.int64], found: int, score: int, passage: int) -> int:
         _sift_up(heap, found, key)
         return found + 1
     if key > heap[0]:
-        _sift_down(heap, found, key)
+        _sift_down(heap, key)
     return found
 
 
@@ -139,27 +134,6 @@ def passage_of(key: int) -> int:
 
 
 @kernel
-def drain_heaps(
-    heaps_QK: NDArray[np.int64],
-    found_Q: NDArray[np.int64],
-    numbers_QK: NDArray[np.int64],
-    scores_QK: NDArray[np.float32],
-    unit_Q: NDArray[np.float64],
-) -> None:
-    """Move the content of each query's heap to the start of its rows of `numbers_QK` and `scores_QK`, best first.
-
-    Scores are multiplied by the query's unit. The rest of each row is left unchanged.
-    """
-    for query in range(len(found_Q)):
-        heap = heaps_QK[query]
-        for last in range(found_Q[query] - 1, -1, -1):
-            key = heap[0]
-            _sift_down(heap, last + 1, heap[last])
-            numbers_QK[query, last] = passage_of(key)
-            scores_QK[query, last] = (key >> NUMBER_BITS) * unit_Q[query]
-
-
-@kernel
 def _sift_up(heap: NDArray[np.int64], place: int, key: int) -> None:
     """Add a key at `place` and let it rise to its position."""
     while place > 0 and heap[(place - 1) // 2] > key:
@@ -169,12 +143,12 @@ def _sift_up(heap: NDArray[np.int64], place: int, key: int) -> None:
 
 
 @kernel
-def _sift_down(heap: NDArray[np.int64], size: int, key: int) -> None:
-    """Replace the top with a key and let it sink to its position among the first `size`."""
+def _sift_down(heap: NDArray[np.int64], key: int) -> None:
+    """Replace the top of a full heap with a key and let it sink to its position."""
     place = 0
-    while 2 * place + 1 < size:
+    while 2 * place + 1 < len(heap):
         child = 2 * place + 1
-        if child + 1 < size and heap[child + 1] < heap[child]:
+        if child + 1 < len(heap) and heap[child + 1] < heap[child]:
             child += 1
         if heap[child] >= key:
             break

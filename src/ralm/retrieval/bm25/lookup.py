@@ -10,8 +10,6 @@ Letters of shapes: Q queries, K hits per query, T terms of a query, C rows of th
 a partition.
 """
 
-from collections.abc import Sequence
-from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,8 +20,8 @@ from ralm.retrieval.bm25.batch import (
     ALIGNED,
     BLOCK_BITS,
     Allowed,
-    Forbidden,
     SearchBatch,
+    WeightedQueries,
     allowed_for,
     is_in,
     may_be_found,
@@ -36,6 +34,7 @@ from ralm.retrieval.bm25.collection import (
     CommonQueryTerms,
     Postings,
     Terms,
+    add_row,
     common_score,
     reach_threshold,
     rounded_up,
@@ -47,19 +46,9 @@ _SPARSE: Final = 16
 """With at most one posting in so many passages, the postings are walked through again; else all sums are compared."""
 
 
-class WeightedQueries(NamedTuple):
-    """Queries as distinct terms with weights (float64) and counts (int64); those of query q are `ends[q]` to
-    `ends[q + 1]`, by rising frequency."""
-
-    ends: NDArray[np.int64]
-    terms: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    weights: NDArray[np.float64]
-
-
 class _Query(NamedTuple):
-    """A query: its terms, the rows of the rare ones, where the postings of these begin and end in a
-    partition, the `commons` common ones, and the score of a point.
+    """A query: its terms, the rows of the rare ones, where the postings of these begin and end in a partition, the
+    common ones, and the score of a point.
 
     If a query is so long that its scores would not fit into 31 bits, or the bounds of its common terms into 16, all its
     terms are rare; in the first case the score of a point grows by powers of two.
@@ -70,7 +59,6 @@ class _Query(NamedTuple):
     begins: NDArray[np.int64]
     ends: NDArray[np.int64]
     common: CommonQueryTerms
-    commons: int
     unit: float
 
 
@@ -90,72 +78,25 @@ def search_lookups(collection: Collection, batch: SearchBatch, partition: int = 
     `partition`: passages at a time, a multiple of 1,024, which does not affect the hits.
     """
     assert partition % ALIGNED == 0
-    heaps_QK = np.zeros(batch.numbers_QK.shape, np.int64)
-    found_Q = np.zeros(len(batch.queries), np.int64)
-    unit_Q = np.zeros(len(batch.queries))
-    _look_up(
-        collection.postings, collection.impact_C, weighted(collection, batch.queries), collection.passages, partition,
-        batch.forbidden, heaps_QK, found_Q, unit_Q,
-    )  # fmt: skip
-    kernels.drain_heaps(heaps_QK, found_Q, batch.numbers_QK, batch.scores_QK, unit_Q)
-
-
-def weighted(collection: Collection, queries: Sequence[Sequence[int]]) -> WeightedQueries:
-    """Return queries with the weights of their terms, whose postings are checked."""
-    ends = np.zeros(len(queries) + 1, np.int64)
-    np.cumsum([*map(len, queries)], out=ends[1:])
-    terms = np.fromiter(chain.from_iterable(queries), np.int64, ends[-1])
-    ends, distinct, counts, frequency = _distinct(terms, ends, collection.arrays.offsets)
-    collection.arrays.check_terms(distinct, collection.passages)
-    return WeightedQueries(ends, distinct, counts, collection.idf(frequency))
-
-
-@kernels.kernel
-def _distinct(
-    terms: NDArray[np.int64], ends: NDArray[np.int64], offsets: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the distinct terms of each query end, these terms by rising frequency, how often they occur in it,
-    and in how many passages."""
-    keys, new_ends = np.empty(len(terms), np.int64), np.zeros(len(ends), np.int64)
-    distinct, counts, frequency = np.empty_like(keys), np.empty_like(keys), np.empty_like(keys)
-    n = 0
-    for query in range(len(ends) - 1):
-        begin, end = ends[query], ends[query + 1]
-        for i in range(begin, end):
-            keys[i] = offsets[terms[i] + 1] - offsets[terms[i]] << kernels.NUMBER_BITS | terms[i]
-        keys[begin:end].sort()
-        for i in range(begin, end):
-            if i > begin and keys[i] == keys[i - 1]:
-                counts[n - 1] += 1
-            else:
-                distinct[n], counts[n], frequency[n] = keys[i] & kernels.MAX_SCORE, 1, keys[i] >> kernels.NUMBER_BITS
-                n += 1
-        new_ends[query + 1] = n
-    return new_ends, distinct[:n], counts[:n], frequency[:n]
+    collection.arrays.check_terms(batch.queries.terms, collection.passages)
+    _look_up(collection.postings, collection.impact_C, collection.passages, partition, batch)
 
 
 @kernels.kernel
 def _look_up(
-    postings: Postings,
-    impact_C: NDArray[np.float64],
-    queries: WeightedQueries,
-    passages: int,
-    partition: int,
-    forbidden: Forbidden,
-    heaps_QK: NDArray[np.int64],
-    found_Q: NDArray[np.int64],
-    unit_Q: NDArray[np.float64],
+    postings: Postings, impact_C: NDArray[np.float64], passages: int, partition: int, batch: SearchBatch
 ) -> None:
     """Write the best passages of each query into its heap, and the score of a point."""
+    queries = batch.queries
     size = (min(partition, passages) + ALIGNED - 1) // ALIGNED * ALIGNED
     blocks = size >> BLOCK_BITS
     room = _Room(
         np.zeros(size, np.int32), np.zeros(blocks, np.uint16), np.empty(blocks, np.uint16),
-        np.empty(kernels.LANES, np.int32), np.empty(heaps_QK.shape[1], np.int64),
+        np.empty(kernels.LANES, np.int32), np.empty(batch.heaps_QK.shape[1], np.int64),
     )  # fmt: skip
-    for number in range(len(found_Q)):
+    for number in range(len(batch.heaps_QK)):
         query = _query(postings, impact_C, queries, queries.ends[number], queries.ends[number + 1])
-        allowed, heap = allowed_for(forbidden, number), heaps_QK[number]
+        allowed, heap = allowed_for(batch.forbidden, number), batch.heaps_QK[number]
         found = 0
         for base in range(0, passages, partition):
             size = min(partition, passages - base)
@@ -166,7 +107,7 @@ def _look_up(
             _bound_common(postings, query, base, size, room.common_B)
             found = _collect(postings, query, allowed, base, size, room, heap, found, floor)
             _clear(postings, query, base, room, sparse)
-        found_Q[number], unit_Q[number] = found, query.unit
+        batch.unit_Q[number] = query.unit
 
 
 @kernels.kernel
@@ -186,9 +127,8 @@ def _query(
     points_TC = np.empty((last - first, len(impact_C)), np.int32)
     slices_TS = np.empty((last - first, 1), np.int64)
     rare = np.empty(last - first, np.int64)
-    common = CommonQueryTerms(
-        np.empty(last - first, np.int64), np.empty(last - first, np.int64), np.empty(last - first, np.int32)
-    )
+    terms, words = np.empty(last - first, np.int64), np.empty(last - first, np.int64)
+    counts = np.empty(last - first, np.int32)
     commons = rares = 0
     for term in range(last - first):
         times = queries.counts[first + term]
@@ -200,11 +140,10 @@ def _query(
             rare[rares] = term
             rares += 1
         else:
-            common.terms[commons], common.words[commons] = term, rows[term] * postings.words
-            common.times[commons] = times
+            terms[commons], words[commons], counts[commons] = term, rows[term] * postings.words, times
             commons += 1
-    begins = slices_TS[:, 0].copy()
-    return _Query(Terms(slices_TS, points_TC, rows), rare[:rares], begins, begins.copy(), common, commons, unit)
+    begins, common = slices_TS[:, 0].copy(), CommonQueryTerms(commons, terms, words, counts)
+    return _Query(Terms(slices_TS, points_TC, rows), rare[:rares], begins, begins.copy(), common, unit)
 
 
 @kernels.kernel
@@ -264,12 +203,11 @@ def _collect(
     Later passages have higher numbers, so they must score more than the worst score.
     """
     sums_N, rare_B, common_B = room.sums_N, room.rare_B, room.common_B
-    common, count = query.common, query.commons
     bits_B, open_W = allowed.mask
     threshold = max(kernels.worst_score(heap, found) + 1, floor)
     for begin in range(0, (size + kernels.LANES - 1) >> BLOCK_BITS, kernels.MARKS):
         marks = kernels.find_sums(rare_B, common_B, begin, np.uint16(_steps(threshold)))
-        if len(bits_B):
+        if len(open_W):
             marks &= open_W[base // ALIGNED + begin // kernels.MARKS]
         while marks:
             block = begin + kernels.lowest_bit(marks)
@@ -278,13 +216,13 @@ def _collect(
                 continue
             first = block << BLOCK_BITS
             candidates = reach_threshold(
-                postings, common, count, bits_B, (base >> BLOCK_BITS) + block, sums_N, first, room.lanes, threshold
+                postings, query.common, bits_B, (base >> BLOCK_BITS) + block, sums_N, first, room.lanes, threshold
             )
             while candidates:
                 lane = kernels.lowest_bit(candidates)
                 candidates &= candidates - np.uint64(1)
                 passage = base + first + lane
-                score = sums_N[first + lane] + common_score(postings, query.terms, common, count, passage)
+                score = sums_N[first + lane] + common_score(postings, query.terms, query.common, passage)
                 if score >= threshold and not is_in(allowed.listed, passage):
                     found = kernels.offer(heap, found, score, passage)
                     threshold = max(threshold, kernels.worst_score(heap, found) + 1)
@@ -354,7 +292,7 @@ def _floor(
     lowest = np.int64(kernels.MAX_SCORE)
     for place in range(found):
         passage, rare = kernels.passage_of(room.floors_K[place]), room.floors_K[place] >> kernels.NUMBER_BITS
-        common = common_score(postings, query.terms, query.common, query.commons, passage)
+        common = common_score(postings, query.terms, query.common, passage)
         lowest = min(lowest, rare + common)
     return int(lowest)
 
@@ -364,12 +302,6 @@ def _bound_common(postings: Postings, query: _Query, base: int, size: int, commo
     """Write the most that the common terms add to a passage of each block of a partition, in steps."""
     blocks = (size + kernels.LANES - 1) >> BLOCK_BITS
     common_B[:] = 0
-    for i in range(query.commons):
+    for i in range(query.common.size):
         first = query.common.words[i] * WORD_BLOCKS + (base >> BLOCK_BITS)
-        _raise(common_B[:blocks], postings.highest[first : first + blocks], np.uint16(query.common.times[i]))
-
-
-@kernels.kernel
-def _raise(sums: NDArray[np.uint16], row: NDArray[np.uint8], times: np.uint16) -> None:
-    for i in range(len(row)):
-        sums[i] += np.uint16(np.uint16(row[i]) * times)
+        add_row(common_B[:blocks], postings.highest[first : first + blocks], np.uint16(query.common.times[i]))

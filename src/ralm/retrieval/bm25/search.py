@@ -26,7 +26,7 @@ from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.batch import EVERY, Forbidden, MaskBits, SearchBatch
-from ralm.retrieval.bm25.collection import Collection, Layout
+from ralm.retrieval.bm25.collection import Collection, Layout, Postings
 from ralm.retrieval.bm25.formula import BM25Options, cores, impact
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.bm25.lookup import search_lookups
@@ -69,7 +69,7 @@ class BM25:
         self._analysis = analysis
         self._known_fingerprint = fingerprint
         self._term = lru_cache(_WORDS)(arrays.term)
-        self._plain = Collection(arrays, passages, _impacts(arrays, self._options))
+        self._plain = Collection(arrays, passages, _impacts(arrays, self._options), Postings.of(arrays))
         self._layout = Layout(self._plain)
         self._mask_N: BoolArray | None = None
         self._mask = EVERY
@@ -127,32 +127,29 @@ class BM25:
         """The hits of queries given as term numbers."""
         check_count("k", k)
         batch = self._batch(queries, min(k, max(self._passages, 1)), forbidden)
-        self._fill(batch)
-        return Hits(batch.numbers_QK, batch.scores_QK)
-
-    def _batch(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> SearchBatch:
-        """Return queries whose hits are to be found, only among the passages of the mask."""
-        return SearchBatch.of(queries, k, (forbidden or Forbidden.none(len(queries))).within(self._mask))
-
-    def _fill(self, batch: SearchBatch) -> None:
-        """Fill in the hits of queries, in the faster way."""
-        count, k = batch.numbers_QK.shape
+        count, k = batch.heaps_QK.shape
         suits = k * PASSAGES_A_HIT <= self._passages
         collection = self._layout.collection_for(batch.queries) if suits else self._plain
         if (
             collection.is_laid_out
             and count >= STREAM_QUERIES
             and follow_each_other(batch.queries)
-            and has_room_for(collection, batch.queries)
+            and has_room_for(batch.queries)
         ):
             search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
-            return
-        parts = [batch.part(first, first + _QUERIES_A_TASK) for first in range(0, count, _QUERIES_A_TASK)]
-        if len(parts) == 1:
-            search_lookups(collection, parts[0])
-        elif parts:
+            return batch.hits()
+        if count <= _QUERIES_A_TASK:
+            search_lookups(collection, batch)
+        else:
+            parts = [batch.part(first, first + _QUERIES_A_TASK) for first in range(0, count, _QUERIES_A_TASK)]
             with ThreadPoolExecutor(max_workers=min(cores(), len(parts))) as pool:
                 list(pool.map(partial(search_lookups, collection), parts))
+        return batch.hits()
+
+    def _batch(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> SearchBatch:
+        """Return queries whose hits are to be found, only among the passages of the mask."""
+        forbidden = (forbidden or Forbidden.none(len(queries))).within(self._mask)
+        return SearchBatch.of(self._plain.weighted(queries), k, forbidden)
 
     @property
     def collection(self) -> Collection:

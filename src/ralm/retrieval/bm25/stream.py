@@ -7,18 +7,17 @@ Letters of shapes: Q queries, K hits per query, V terms of the index, T terms kn
 table, P partitions.
 """
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, pairwise
+from itertools import pairwise
 from threading import Lock
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.retrieval.bm25.batch import ALIGNED, BLOCK_BITS, SearchBatch
+from ralm.retrieval.bm25.batch import ALIGNED, BLOCK_BITS, SearchBatch, WeightedQueries
 from ralm.retrieval.bm25.collection import PARTITION, SCORE_STEPS, Collection, Postings, Terms
-from ralm.retrieval.bm25.kernels import UNIT, drain_heaps, fill_points, kernel
+from ralm.retrieval.bm25.kernels import UNIT, fill_points, kernel
 from ralm.retrieval.bm25.stream_kernel import Queries, State, advance_partitions
 
 STREAM_OVERLAP: Final = 0.5
@@ -29,25 +28,22 @@ _BATCH: Final = 256
 """Queries that go through a partition together."""
 _TABLE_NUMBERS: Final = 1 << 23
 """Points that a stream keeps: 32 MiB."""
-_FIRST_ROWS: Final = 1 << 12
 _MAX_STEPS: Final = 21_000
 """The bound of a query, in steps: a third of what 16 bits hold, since bounds grow while terms change."""
 
 
-def follow_each_other(queries: Sequence[Sequence[int]]) -> bool:
+def follow_each_other(queries: WeightedQueries) -> bool:
     """Whether most terms of the queries of a batch occur in the query before, judged by a sample."""
-    pairs = [(set(queries[i - 1]), set(queries[i])) for i in range(1, len(queries), -(-len(queries) // _PAIRS))]
-    shared = sum(len(before & query) for before, query in pairs)
-    return shared >= STREAM_OVERLAP * sum(len(query) for _, query in pairs)
+    count = len(queries.ends) - 1
+    pairs = [(queries.part(i - 1, i).terms, queries.part(i, i + 1).terms) for i in range(1, count, -(-count // _PAIRS))]
+    shared = sum(len({*before.tolist()} & {*terms.tolist()}) for before, terms in pairs)
+    return shared >= STREAM_OVERLAP * sum(len(terms) for _, terms in pairs)
 
 
-def has_room_for(collection: Collection, queries: Sequence[Sequence[int]]) -> bool:
+def has_room_for(queries: WeightedQueries) -> bool:
     """Return whether a stream can hold the bounds of all queries in 16 bits."""
-    sizes_Q = np.fromiter(map(len, queries), np.int64, len(queries))
-    terms = np.fromiter(chain.from_iterable(queries), np.int64, sizes_Q.sum())
-    rows = np.repeat(np.arange(len(queries)), sizes_Q)
-    idf_Q = np.bincount(rows, weights=collection.idf(collection.frequency(terms)), minlength=len(queries))
-    return bool((idf_Q * SCORE_STEPS + sizes_Q <= _MAX_STEPS).all())
+    steps = np.cumsum(queries.counts * (queries.weights * SCORE_STEPS + 1))
+    return bool((np.diff(np.concatenate([[0], steps])[queries.ends]) <= _MAX_STEPS).all())
 
 
 class Stream:
@@ -61,95 +57,58 @@ class Stream:
         self._collection = collection
         self._k = k
         self._partition = partition
-        self._max_rows = _TABLE_NUMBERS // max(1, len(collection.impact_C))
-        self._reset()
+        self._reset(0)
 
-    def _reset(self) -> None:
-        """Forget all terms and the last query."""
-        collection, rows = self._collection, max(1, min(_FIRST_ROWS, self._max_rows))
+    def _reset(self, terms: int) -> None:
+        """Forget all terms and the last query; there is room for so many terms, and for as many more as are kept."""
+        collection = self._collection
         partitions = max(1, -(-collection.passages // self._partition))
+        codes, of_index = len(collection.impact_C), len(collection.arrays.offsets) - 1
+        rows = max(terms, min(_TABLE_NUMBERS // max(1, codes), of_index))
         self._known = 0
-        self._row_V = np.full(len(collection.arrays.offsets) - 1, -1, np.int32)
-        self._frequency_T = np.zeros(rows, np.int64)
+        self._row_V = np.full(of_index, -1, np.int32)
         self._count_T = np.zeros(rows, np.int64)
-        self._last = np.zeros(0, np.int64)
+        self._last = np.zeros(0, np.int32)
         self._terms = Terms(
             slices_TS=np.zeros((rows, partitions + 1), np.int64),
-            points_TC=np.zeros((rows, len(collection.impact_C)), np.int32),
+            points_TC=np.zeros((rows, codes), np.int32),
             words_T=np.zeros(rows, np.int64),
         )
-        self._state = _state(collection.passages, partitions, self._k)
+        padded = -(-max(collection.passages, 1) // ALIGNED) * ALIGNED
+        blocks = padded >> BLOCK_BITS
+        self._state = State(
+            sums_N=np.zeros(padded, np.int32),
+            rare_B=np.zeros(blocks, np.uint16),
+            common_B=np.zeros(blocks, np.uint16),
+            bound_B=np.zeros(blocks, np.uint16),
+            kept_PK=np.zeros((partitions, self._k), np.int64),
+            kept_P=np.zeros(partitions, np.int64),
+        )
 
     def fill(self, batch: SearchBatch) -> None:
         """Fill in the hits of the next queries, for which streams must have room (`has_room_for`)."""
-        collection, sizes = self._collection, [len(query) for query in batch.queries]
-        terms = np.fromiter(chain.from_iterable(batch.queries), np.int64, sum(sizes))
-        ends = np.zeros(len(sizes) + 1, np.int64)
-        np.cumsum(sizes, out=ends[1:])
-        self._learn(terms)
-        queries = _differences(self._row_V[terms], ends, self._frequency_T, self._count_T, self._last)
-        self._last = queries.terms[queries.ends_W[-2] :]
-        heaps_QK = np.zeros(batch.numbers_QK.shape, np.int64)
-        found_Q = np.zeros(len(sizes), np.int64)
+        collection, ends = self._collection, batch.queries.ends
+        self._learn(batch.queries.terms)
+        rows = self._row_V[batch.queries.terms]
+        queries = _differences(rows, ends, batch.queries.counts, self._count_T, self._last)
+        self._last = rows[ends[-2] :]
         advance_partitions(
             collection.postings, self._terms, queries, self._state, batch.forbidden, self._partition,
-            collection.passages, heaps_QK, found_Q,
+            collection.passages, batch.heaps_QK,
         )  # fmt: skip
-        drain_heaps(heaps_QK, found_Q, batch.numbers_QK, batch.scores_QK, np.full(len(sizes), UNIT))
 
     def _learn(self, terms: NDArray[np.int64]) -> None:
-        """Give each new term a row of the tables, after a reset if they would become too large."""
-        unknown = self._row_V[terms] < 0
-        if not unknown.any():
-            return
-        new = np.unique(terms[unknown])
-        rows = self._known + len(new)
-        if self._known and rows > max(len(self._count_T), self._max_rows):
-            self._reset()
-            self._learn(terms)
-        else:
-            self._make_room(rows)
-            self._fill_rows(new)
-
-    def _make_room(self, rows: int) -> None:
-        """Enlarge the tables if they have fewer rows."""
-        room = len(self._count_T)
-        if rows > room:
-            room = max(rows, min(2 * room, self._max_rows))
-            self._frequency_T = _enlarge(self._frequency_T, room)
-            self._count_T = _enlarge(self._count_T, room)
-            self._terms = Terms(*(_enlarge(table, room) for table in self._terms))
-
-    def _fill_rows(self, terms: NDArray[np.int64]) -> None:
-        """Fill the next rows of the tables with new terms."""
-        collection, rows = self._collection, slice(self._known, self._known + len(terms))
-        collection.arrays.check_terms(terms, collection.passages)
-        self._row_V[terms] = np.arange(rows.start, rows.stop)
-        self._frequency_T[rows] = collection.frequency(terms)
-        _learn(
-            terms, rows.start, collection.idf(self._frequency_T[rows]), collection.impact_C, collection.postings,
-            self._partition, self._terms,
-        )  # fmt: skip
-        self._known = rows.stop
-
-
-def _enlarge(table: NDArray[Any], rows: int) -> NDArray[Any]:
-    """A table with this many rows, more than before; the new ones are zero."""
-    return np.concatenate([table, np.zeros((rows - len(table), *table.shape[1:]), table.dtype)])
-
-
-def _state(passages: int, partitions: int, k: int) -> State:
-    """The state before the first query."""
-    padded = -(-max(passages, 1) // ALIGNED) * ALIGNED
-    blocks = padded >> BLOCK_BITS
-    return State(
-        sums_N=np.zeros(padded, np.int32),
-        rare_B=np.zeros(blocks, np.uint16),
-        common_B=np.zeros(blocks, np.uint16),
-        bound_B=np.zeros(blocks, np.uint16),
-        kept_PK=np.zeros((partitions, k), np.int64),
-        kept_P=np.zeros(partitions, np.int64),
-    )
+        """Give each new term a row of the tables, after a reset if there are too few."""
+        collection, new = self._collection, np.unique(terms[self._row_V[terms] < 0])
+        if self._known + len(new) > len(self._count_T):
+            new = np.unique(terms)
+            self._reset(len(new))
+        collection.arrays.check_terms(new, collection.passages)
+        first = self._known
+        self._known += len(new)
+        self._row_V[new] = np.arange(first, self._known)
+        idf = collection.idf(collection.frequency(new))
+        _learn(new, first, idf, collection.impact_C, collection.postings, self._partition, self._terms)
 
 
 @kernel
@@ -179,64 +138,39 @@ def _learn(
 def _differences(
     rows: NDArray[np.int32],
     ends: NDArray[np.int64],
-    frequency_T: NDArray[np.int64],
+    counts: NDArray[np.int64],
     count_T: NDArray[np.int64],
-    before: NDArray[np.int64],
+    before: NDArray[np.int32],
 ) -> Queries:
-    """Queries given as rows of terms, with the changes from each query to the next.
+    """Queries given as rows of terms and how often they occur, with the changes from each query to the next.
 
     `before` holds the terms of the query before the first one. `count_T` holds how often each term occurs in that
     query, and afterwards in the last one.
     """
-    queries = len(ends) - 1
-    term_ends, change_ends = np.zeros(queries + 1, np.int64), np.zeros(queries + 1, np.int64)
-    terms, counts = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-    changed = np.empty(2 * len(rows) + len(before), np.int64)
+    change_ends = np.zeros(len(ends), np.int64)
+    changed = np.empty(2 * len(rows) + len(before), np.int32)
     changes = np.empty(len(changed), np.int64)
     new_count_T = np.zeros(len(count_T), np.int64)
-    n = m = 0
-    for query in range(queries):
-        begin = n
-        n = _distinct(rows[ends[query] : ends[query + 1]], frequency_T, new_count_T, terms, begin)
-        counts[begin:n] = new_count_T[terms[begin:n]]
+    m = 0
+    for query in range(len(ends) - 1):
+        terms, own_counts = rows[ends[query] : ends[query + 1]], counts[ends[query] : ends[query + 1]]
+        new_count_T[terms] = own_counts
         m = _changes(before, new_count_T, count_T, changed, changes, m, -1)
-        m = _changes(terms[begin:n], new_count_T, count_T, changed, changes, m, 1)
+        m = _changes(terms, new_count_T, count_T, changed, changes, m, 1)
         count_T[before] = 0
-        before = terms[begin:n]
-        count_T[before] = counts[begin:n]
-        new_count_T[before] = 0
-        term_ends[query + 1], change_ends[query + 1] = n, m
-    return Queries(term_ends, terms[:n], counts[:n], change_ends, changed[:m], changes[:m])
-
-
-@kernel
-def _distinct(
-    rows: NDArray[np.int32],
-    frequency_T: NDArray[np.int64],
-    new_count_T: NDArray[np.int64],
-    terms: NDArray[np.int64],
-    begin: int,
-) -> int:
-    """Insert a query's distinct rows into `terms` from `begin` on, by rising frequency; count them in `new_count_T`."""
-    end = begin
-    for row in rows:
-        if new_count_T[row] == 0:
-            place = end
-            while place > begin and frequency_T[terms[place - 1]] > frequency_T[row]:
-                terms[place] = terms[place - 1]
-                place -= 1
-            terms[place] = row
-            end += 1
-        new_count_T[row] += 1
-    return end
+        count_T[terms] = own_counts
+        new_count_T[terms] = 0
+        before = terms
+        change_ends[query + 1] = m
+    return Queries(ends, rows, counts, change_ends, changed[:m], changes[:m])
 
 
 @kernel
 def _changes(
-    rows: NDArray[np.int64],
+    rows: NDArray[np.int32],
     new_count_T: NDArray[np.int64],
     count_T: NDArray[np.int64],
-    changed: NDArray[np.int64],
+    changed: NDArray[np.int32],
     changes: NDArray[np.int64],
     m: int,
     sign: int,
@@ -252,10 +186,11 @@ def _changes(
 
 def search_streams(collection: Collection, batch: SearchBatch, threads: int) -> None:
     """Fill in the hits of queries, for which streams must have room, with this many threads."""
-    runs = QueryRuns(len(batch.queries), threads)
+    count, k = batch.heaps_QK.shape
+    runs = QueryRuns(count, threads)
 
     def search(thread: int) -> None:
-        stream = Stream(collection, batch.numbers_QK.shape[1])
+        stream = Stream(collection, k)
         while piece := runs.take(thread):
             stream.fill(batch.part(piece.start, piece.stop))
 

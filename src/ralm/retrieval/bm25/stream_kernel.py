@@ -23,6 +23,7 @@ from ralm.retrieval.bm25.collection import (
     CommonQueryTerms,
     Postings,
     Terms,
+    add_row,
     common_score,
     reach_threshold,
     rounded_up,
@@ -33,10 +34,10 @@ class Queries(NamedTuple):
     """Queries as terms with counts, rare terms first, and the changes from each query to the next, removals first."""
 
     ends_W: NDArray[np.int64]
-    terms: NDArray[np.int64]
+    terms: NDArray[np.int32]
     counts: NDArray[np.int64]
     change_ends_W: NDArray[np.int64]
-    changed: NDArray[np.int64]
+    changed: NDArray[np.int32]
     changes: NDArray[np.int64]
 
 
@@ -66,16 +67,14 @@ def advance_partitions(
     partition: int,
     passages: int,
     heaps_WK: NDArray[np.int64],
-    found_W: NDArray[np.int64],
 ) -> None:
     """Advance the state from query to query, and write the best passages of each query into its heap.
 
     A partition is finished before the next one, so that its sums stay in cache.
     """
-    max_terms = len(queries.terms)
-    common = CommonQueryTerms(
-        np.empty(max_terms, np.int64), np.empty(max_terms, np.int64), np.empty(max_terms, np.int32)
-    )
+    most = len(queries.terms)
+    room = CommonQueryTerms(0, np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int32))
+    found_W = np.zeros(len(heaps_WK), np.int64)
     floors_K = np.empty(heaps_WK.shape[1], np.int64)
     lanes = np.empty(kernels.LANES, np.int32)
     for number in range(len(state.kept_P)):
@@ -93,11 +92,10 @@ def advance_partitions(
         for w in range(len(found_W)):
             _change_common(postings, terms, queries, here, w, base, size)
             _change_rare(postings, terms, queries, here, w, number, base)
-            count = _common_terms(terms, queries, w, common)
+            common = _common_terms(terms, queries, w, room)
             found_W[w] = _collect(
-                postings, terms, here, common, count, allowed_for(forbidden, w), base, heaps_WK[w], found_W[w],
-                floors_K, lanes,
-            )  # fmt: skip
+                postings, terms, here, common, allowed_for(forbidden, w), base, heaps_WK[w], found_W[w], floors_K, lanes
+            )
 
 
 @kernels.kernel
@@ -113,25 +111,10 @@ def _change_common(
             continue
         first = (words << (WORD_BITS - BLOCK_BITS)) + (base >> BLOCK_BITS)
         highest_B = postings.highest[first : first + blocks]
-        if queries.changes[i] > 0:
-            _raise(common_B, bound_B, highest_B, np.uint16(queries.changes[i]))
-        else:
-            _lower(common_B, highest_B, np.uint16(-queries.changes[i]))
-
-
-@kernels.kernel
-def _lower(sums: NDArray[np.uint16], row: NDArray[np.uint8], times: np.uint16) -> None:
-    # A loop over plain slices is compiled to vector instructions; the bounds themselves are lowered later, on demand.
-    for i in range(len(row)):
-        sums[i] -= np.uint16(np.uint16(row[i]) * times)
-
-
-@kernels.kernel
-def _raise(sums: NDArray[np.uint16], bounds: NDArray[np.uint16], row: NDArray[np.uint8], times: np.uint16) -> None:
-    for i in range(len(row)):
-        more = np.uint16(np.uint16(row[i]) * times)
-        sums[i] += more
-        bounds[i] += more
+        times = np.uint16(queries.changes[i])  # adding a negative one modulo 65,536 subtracts
+        add_row(common_B, highest_B, times)
+        if queries.changes[i] > 0:  # the bounds are lowered later, on demand
+            add_row(bound_B, highest_B, times)
 
 
 @kernels.kernel
@@ -140,7 +123,7 @@ def _change_rare(
 ) -> None:
     """Update the sums of the rare terms for a query, and the bounds of the blocks that gain."""
     passages = postings.passages
-    codes, escaped, _ = postings.codes
+    codes, escaped, escaped_rows = postings.codes
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
     for i in range(queries.change_ends_W[w], queries.change_ends_W[w + 1]):
         term, times = queries.changed[i], np.int32(queries.changes[i])
@@ -148,44 +131,36 @@ def _change_rare(
             continue
         points_C = terms.points_TC[term]
         begin, end = terms.slices_TS[term, number], terms.slices_TS[term, number + 1]
-        if times < 0:
-            for posting in range(begin, end):
-                sums_N[passages[posting] - base] += points_C[codes[posting]] * times
-        else:
-            for posting in range(begin, end):
-                passage = passages[posting] - base
-                total = sums_N[passage] + points_C[codes[posting]] * times
-                sums_N[passage] = total
-                block = passage >> BLOCK_BITS
-                bound = rounded_up(total)
-                rare_B[block] = max(rare_B[block], bound)
-                bound_B[block] = max(bound_B[block], bound + common_B[block])
-        if len(escaped):
-            _change_escaped(postings, here, base, begin, end, points_C, times)
+        for posting in range(begin, end):
+            points = points_C[codes[posting]] * times
+            _change_sum(sums_N, rare_B, common_B, bound_B, passages[posting] - base, points)
+        if len(escaped):  # their code stands for an empty row of the table, so the loop above added nothing
+            for i in range(np.searchsorted(escaped, begin), np.searchsorted(escaped, end)):
+                points = points_C[escaped_rows[i]] * times
+                _change_sum(sums_N, rare_B, common_B, bound_B, passages[escaped[i]] - base, points)
 
 
 @kernels.kernel
-def _change_escaped(
-    postings: Postings, here: State, base: int, begin: int, end: int, points_C: NDArray[np.int32], times: int
+def _change_sum(
+    sums_N: NDArray[np.int32],
+    rare_B: NDArray[np.uint16],
+    common_B: NDArray[np.uint16],
+    bound_B: NDArray[np.uint16],
+    passage: int,
+    points: int,
 ) -> None:
-    """Do the same for the escaped postings of a range, whose code added nothing."""
-    _, escaped, escaped_rows = postings.codes
-    for i in range(np.searchsorted(escaped, begin), np.searchsorted(escaped, end)):
-        passage = postings.passages[escaped[i]] - base
-        total = here.sums_N[passage] + points_C[escaped_rows[i]] * times
-        here.sums_N[passage] = total
-        if times > 0:
-            block, bound = passage >> BLOCK_BITS, rounded_up(np.int64(total))
-            here.rare_B[block] = max(here.rare_B[block], bound)
-            here.bound_B[block] = max(here.bound_B[block], bound + here.common_B[block])
+    """Add points to a passage's sum, and raise the bounds of its block."""
+    total = sums_N[passage] + points
+    sums_N[passage] = total
+    if points > 0:
+        block, bound = passage >> BLOCK_BITS, rounded_up(total)
+        rare_B[block] = max(rare_B[block], bound)
+        bound_B[block] = max(bound_B[block], bound + common_B[block])
 
 
 @kernels.kernel
-def _common_terms(terms: Terms, queries: Queries, w: int, room: CommonQueryTerms) -> int:
-    """Write the common terms of a query into `room`; returns how many there are.
-
-    Slices of that length would spare the callers a count, but make a stream 3% slower.
-    """
+def _common_terms(terms: Terms, queries: Queries, w: int, room: CommonQueryTerms) -> CommonQueryTerms:
+    """Return the common terms of a query, in the arrays of `room`."""
     count = 0
     for i in range(queries.ends_W[w], queries.ends_W[w + 1]):
         term = queries.terms[i]
@@ -194,7 +169,7 @@ def _common_terms(terms: Terms, queries: Queries, w: int, room: CommonQueryTerms
             room.words[count] = terms.words_T[term]
             room.times[count] = queries.counts[i]
             count += 1
-    return count
+    return CommonQueryTerms(count, room.terms, room.words, room.times)
 
 
 @kernels.kernel
@@ -203,7 +178,6 @@ def _collect(
     terms: Terms,
     here: State,
     common: CommonQueryTerms,
-    count: int,
     allowed: Allowed,
     base: int,
     heap: NDArray[np.int64],
@@ -215,10 +189,10 @@ def _collect(
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
     bits_B, open_W = allowed.mask
     # A passage must score at least 1 to share a term with the query.
-    threshold = max(_floor(postings, terms, here, common, count, allowed, base, floors_K, heap, found), np.int64(1))
+    threshold = max(_floor(postings, terms, here, common, allowed, base, floors_K, heap, found), np.int64(1))
     for begin in range(0, len(bound_B), kernels.MARKS):
         marks = kernels.tighten(bound_B, rare_B, common_B, begin, np.uint16(rounded_up(threshold)))
-        if len(bits_B):
+        if len(open_W):
             marks &= open_W[base // ALIGNED + begin // kernels.MARKS]
         while marks:
             block = begin + kernels.lowest_bit(marks)
@@ -232,13 +206,13 @@ def _collect(
             if bound < rounded_up(threshold):
                 continue
             candidates = reach_threshold(
-                postings, common, count, bits_B, (base >> BLOCK_BITS) + block, sums_N, first, lanes, threshold
+                postings, common, bits_B, (base >> BLOCK_BITS) + block, sums_N, first, lanes, threshold
             )
             while candidates:
                 lane = kernels.lowest_bit(candidates)
                 candidates &= candidates - np.uint64(1)
                 passage = base + first + lane
-                score = sums_N[first + lane] + common_score(postings, terms, common, count, passage)
+                score = sums_N[first + lane] + common_score(postings, terms, common, passage)
                 lanes[lane] = rounded_up(score)
                 if score >= threshold and not is_in(allowed.listed, passage):
                     found = kernels.offer(heap, found, score, passage)
@@ -254,7 +228,6 @@ def _floor(
     terms: Terms,
     here: State,
     common: CommonQueryTerms,
-    count: int,
     allowed: Allowed,
     base: int,
     floors_K: NDArray[np.int64],
@@ -267,7 +240,7 @@ def _floor(
     for i in range(here.kept_P[0]):
         passage = here.kept_PK[i]
         if may_be_found(allowed, passage):
-            score = here.sums_N[passage - base] + common_score(postings, terms, common, count, passage)
+            score = here.sums_N[passage - base] + common_score(postings, terms, common, passage)
             found = kernels.offer(floors_K, found, score, passage)
     return kernels.worst_score(floors_K, found)
 
