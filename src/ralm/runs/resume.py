@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pydantic import JsonValue
 
@@ -60,13 +60,13 @@ def run_evaluation(
     # text beyond the limit does not change the configuration
     beginning = read_beginning(text, model.tokenizer, limit_tokens)
     config = run.evaluation_config(name, beginning, model, point, limit_tokens)
-    with resumable_scorers(out, config, [model, _ranking_model(parts.reranker)], force=force) as scorers:
+    with _resumed(out, config, model, [point], force=force) as (scorer, [stored]):
         evaluation = evaluate_text(
             text,
-            scorers[id(model)],
+            scorer,
             point.plan,
             source=source,
-            parts=_with_scorers(parts, scorers),
+            parts=stored.parts,
             limit_tokens=limit_tokens,
             baseline=baseline,
         )
@@ -92,10 +92,8 @@ def run_sweep(
     check_output(Path(out), kind=run.SWEEP_KIND, force=force)
     beginning = read_beginning(text, model.tokenizer, limit_tokens)
     configs = [run.evaluation_config(name, beginning, model, point, limit_tokens) for point in points]
-    models = [model, *(_ranking_model(point.parts.reranker) for point in points)]
-    with resumable_scorers(out, {"option": option, "points": [*configs]}, models, force=force) as scorers:
-        shared = [replace(point, parts=_with_scorers(point.parts, scorers)) for point in points]
-        swept = sweep(text, scorers[id(model)], option, shared, limit_tokens=limit_tokens)
+    with _resumed(out, {"option": option, "points": [*configs]}, model, points, force=force) as (scorer, stored):
+        swept = sweep(text, scorer, option, stored, limit_tokens=limit_tokens)
         run.write_sweep(out, swept.summary(configs), swept.rows(), PANELS, force=force)
     return swept
 
@@ -108,34 +106,33 @@ def _ranking_model(reranker: Reranker | None) -> Any:
     return getattr(reranker, _SCORES_BY.get(type(reranker), ""), None)
 
 
-def _with_scorers(parts: Parts, scorers: Mapping[int, Any]) -> Parts:
-    """Return the parts with the model of the reranker replaced by a scorer that stores the scores."""
-    if (model := _ranking_model(parts.reranker)) is None:
-        return parts
-    stored: Any = {_SCORES_BY[type(parts.reranker)]: scorers[id(model)]}
-    return replace(parts, reranker=replace(cast("Any", parts.reranker), **stored))
+def _with_scorer(point: SweepPoint, scorers: Mapping[int, Any]) -> SweepPoint:
+    """Return the point with the model of its reranker replaced by a scorer that stores the scores."""
+    reranker: Any = point.parts.reranker
+    if (model := _ranking_model(reranker)) is None:
+        return point
+    stored = replace(reranker, **{_SCORES_BY[type(reranker)]: scorers[id(model)]})
+    return replace(point, parts=replace(point.parts, reranker=stored))
 
 
 @contextmanager
-def resumable_scorers(
-    out: Path | str,
-    config: dict[str, JsonValue],
-    models: Sequence[Any],
-    *,
-    force: bool,
-) -> Iterator[dict[int, Any]]:
-    """Yield scorers, by the `id` of the model, that store their scores beside `out` and reuse those stored there."""
-    distinct = {id(model): model for model in models if model is not None}
+def _resumed(
+    out: Path | str, config: dict[str, JsonValue], model: LanguageModel, points: Sequence[SweepPoint], *, force: bool
+) -> Iterator[tuple[scoring.Scorer, list[SweepPoint]]]:
+    """Yield a scorer of the model, and the points with scorers of their ranking models; all store their scores beside
+    `out` and reuse those stored there."""
+    models = [model, *(_ranking_model(point.parts.reranker) for point in points)]
+    distinct = {id(one): one for one in models if one is not None}
     with unfinished_run(Path(out), config, force=force) as folder, ExitStack() as stack:
-        scorers, reused = {}, 0
-        for place, (key, model) in enumerate(distinct.items()):
+        scorers, reused = dict[int, Any](), 0
+        for place, (key, one) in enumerate(distinct.items()):
             store = stack.enter_context(unfinished_store(folder, f"model-{place}"))
             reused += store.count()
-            scorer = model if isinstance(model, predictive.PairScorer) else scoring.Scorer.of(model)
+            scorer = one if isinstance(one, predictive.PairScorer) else scoring.Scorer.of(one)
             scorers[key] = scorer.with_store(store)
         if reused:
             _logger.info("resuming a run that was stopped: %s requests were scored before", f"{reused:,}")
-        yield scorers
+        yield scorers[id(model)], [_with_scorer(point, scorers) for point in points]
 
 
 _IDENTIFIED_BY: Final = {"path": "sha256", "retrieved": "sha256", "index": "fingerprint"}
