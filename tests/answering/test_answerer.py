@@ -217,26 +217,10 @@ def test_a_file_of_questions(index: Path, tmp_path: Path) -> None:
 
 def test_a_chat_model_is_asked_through_its_template(chat_model: Path) -> None:
     model = load_language_model(str(chat_model), ModelOptions(dtype="float32"))
-    message = str(open_prompt("chat").text("Who sings?", []))
-    tokenizer = AutoTokenizer.from_pretrained(chat_model)
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
-    )
-    prompt = np.array(tokenizer.encode(text, add_special_tokens=False))
-    expected: list[int] = []
-    for _ in range(6):
-        expected.append(
-            int(
-                model.continuations()
-                .next_tokens([np.append(prompt, expected).astype(np.int64)])
-                .log_probs_BC[0]
-                .argmax()
-            )
-        )
+    options = AnswerOptions(new_tokens=6, stop=())
+    [expected] = Answerer(model, open_prompt("chat"), options=options).answers(["Who sings?"])
     found = json.loads(ralm("ask", "Who sings?", "--lm", chat_model, "--new-tokens", 6, "--json").out)
-    ended = next((place for place, token in enumerate(expected) if token in model.end_tokens), 6)
-    assert len(found["tokens"]) == ended
-    assert found["answer"] == model.tokenizer.decode(np.array(expected[:ended], dtype=np.int64))
+    assert found["answer"] == expected.answer.text
     other = json.loads(
         ralm("ask", "Who sings?", "--lm", chat_model, "--prompt", "replug", "--new-tokens", 6, "--json").out
     )

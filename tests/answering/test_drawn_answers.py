@@ -22,6 +22,7 @@ from ralm.reading.parts import Parts
 from ralm.records import FloatArray, IntArray, NextTokens, Passage, ScoringSequence
 from ralm.storage.store import Store
 from tests.cli.program import failed, ralm
+from tests.lm.test_own_model import Bytes
 
 LETTERS: Final = b"abc;"
 PASSAGES = [
@@ -30,14 +31,6 @@ PASSAGES = [
 QUESTIONS = [Question(str(number), f"{word}?", ("ab",)) for number, word in enumerate(["who", "where", "when it"])]
 PROMPT = open_prompt("replug")
 DRAWN = AnswerOptions(new_tokens=2, temperature=1.3, top_k=3, stop=("-",))
-
-
-class Bytes:
-    def encode(self, text: str) -> IntArray:
-        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
-
-    def decode(self, tokens: IntArray) -> str:
-        return bytes(tokens.tolist()).decode(errors="replace")
 
 
 class Letters:

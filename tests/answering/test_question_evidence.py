@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -24,8 +23,7 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.parts import Parts
 from ralm.records import PromptPrefix, Readings
-from ralm.storage.store import Store
-from tests.answering.given import PASSAGES, Given
+from tests.answering.given import Given
 from tests.fakes import CountingModel, WordTokenizer, passages_of
 from tests.reference import ensemble, mixers
 
@@ -156,23 +154,6 @@ def test_choices_are_those_of_the_plain_loop(score: Any) -> None:
             if place == row.choice.chosen:
                 found = [row.choice.shares[one.number] for one in row.passages]
                 np.testing.assert_allclose(found, np.mean(shares, axis=0), atol=1e-5)
-
-
-def test_stored_answers_of_other_weights_are_not_read(tmp_path: Path) -> None:
-    """The prompts and the reader's weights are the same."""
-    model: Any = CountingModel(WordTokenizer())
-    options, store = AnswerOptions(new_tokens=3, stop=("~",)), Store(tmp_path / "answers")
-    found = []
-    for eta in (0.5, 5, 0.5):
-        mixer = PosteriorWeights(eta=eta)
-        builder = PromptBuilder(
-            open_prompt("replug"), model.tokenizer, 400, Parts(reader=Ensemble(documents=3), mixer=mixer)
-        )
-        hits = [(0, 1.0), (1, 0.5), (2, 0.0)]
-        one = builder.build(Question("1", "Who sings in the sea?"), hits, PASSAGES)
-        [(_, answer, _)] = answer_all([one], model, options, store)
-        found.append(answer.log_prob)
-    assert found[0] == found[2] != found[1]
 
 
 class OwnEnds:

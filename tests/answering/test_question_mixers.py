@@ -17,7 +17,7 @@ from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import Contrast
+from ralm.reading.mixers import Contrast, PosteriorWeights
 from ralm.reading.parts import Parts
 from ralm.records import IntArray
 from ralm.storage.store import Store
@@ -65,10 +65,15 @@ def test_answers_are_those_of_the_plain_loop(counting: Any, count: int) -> None:
     assert len(text) == 4
 
 
-def test_stored_answers_of_another_alpha_are_not_read(counting: Any, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("mixer", "other"),
+    [(Contrast(alpha=0.2), Contrast(alpha=0.9)), (PosteriorWeights(eta=0.5), PosteriorWeights(eta=5))],
+)
+def test_stored_answers_of_another_mixer_are_not_read(counting: Any, tmp_path: Any, mixer: Any, other: Any) -> None:
+    """The prompts and the reader's weights are the same."""
     store, log_probs = Store(tmp_path / "answers"), []
-    for alpha in (0.2, 0.9, 0.2):
-        one = asked(counting, Contrast(alpha=alpha))
+    for chosen in (mixer, other, mixer):
+        one = asked(counting, chosen)
         [(_, answer, _)] = answer_all([one], counting, AnswerOptions(new_tokens=3, stop=("~",)), store)
         log_probs.append(answer.log_prob)
     assert log_probs[0] == log_probs[2]

@@ -23,14 +23,14 @@ from ralm.answering.answers import answer_all, room_for_prompts
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.sources import PromptBuilder
-from ralm.errors import BudgetError, ServerError, UsageError
+from ralm.errors import ServerError, UsageError
 from ralm.lm.api.model import ApiModel
 from ralm.lm.scoring import Scorer
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.records import Request
 from tests.api.backings import OfTable
 from tests.api.dialects import Dialect, OpenAI
-from tests.api.faults import Cut, Fault, HtmlPage, Slow, Status
+from tests.api.faults import Fault, HtmlPage, Status
 from tests.api.scripted_server import Request as Sent, ScriptedServer
 from tests.api.served import (
     EXACT,
@@ -45,7 +45,6 @@ from tests.api.served import (
     tiny,
     tokens_of,
 )
-from tests.campaign import campaign
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
 EXACT_AND_BIAS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False)}
@@ -248,38 +247,6 @@ def check_evaluation(model: ApiModel) -> None:
     np.testing.assert_array_equal(found.passages_T, undisturbed().passages_T)
 
 
-@pytest.mark.parametrize("kind", ["echo", campaign("llama.cpp")])
-@pytest.mark.parametrize(
-    ("fault", "options"),
-    [
-        (Status(429, retry_after=0), {}),
-        (Status(500, retry_after=0), {}),
-        (Status(503, retry_after=0), {}),
-        (Slow(1), {"timeout": 0.5}),
-        (Cut(), {}),
-        (Cut(20), {}),
-    ],
-    ids=str,
-)
-def test_faults_in_the_middle_change_no_figure(kind: str, fault: Fault, options: dict[str, Any]) -> None:
-    failed: set[str] = set()
-
-    def now_and_then(sent: Sent) -> Fault | None:
-        """Every seventh request fails the first time that it is sent."""
-        if sent.method == "GET" or not disturbing or sent.asked in failed or len(failed) > 5 or sent.number % 7:
-            return None
-        failed.add(sent.asked)
-        return fault
-
-    disturbing = False
-    with served(TABLE, EXACT_AND_BIAS[kind], faults=now_and_then, options=options) as (server, model):
-        disturbing = True
-        check_evaluation(model)
-        assert failed
-        assert model.client.usage.retries >= len(failed)
-        assert all(server.times_asked[asked] >= 2 for asked in failed)
-
-
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("fault", [Status(500, retry_after=0), HtmlPage(200)])
 def test_what_was_answered_before_a_failure_is_not_asked_again(kind: str, fault: Fault) -> None:
@@ -304,24 +271,3 @@ def test_what_was_answered_before_a_failure_is_not_asked_again(kind: str, fault:
         check_evaluation(again)
         again.client.close()
         assert all(server.times_asked[asked] == before[asked] == 1 for asked in answered)
-
-
-@pytest.mark.parametrize("kind", EXACT_AND_BIAS)
-def test_a_budget_stops_a_job_and_a_rerun_asks_for_nothing_twice(kind: str) -> None:
-    with ScriptedServer(TABLE, EXACT_AND_BIAS[kind]) as server:
-        answered = set[str]()
-        for most in (20, 22, 1000):
-            model = opened(server, max_requests=most)
-            probed = len(server.posts)
-            try:
-                check_evaluation(model)
-            except BudgetError as error:
-                assert "raise `max_requests`" in str(error)  # noqa: PT017
-                assert model.client.usage.requests == most
-            finally:
-                model.client.close()
-            asked = {sent.asked for sent in server.posts[probed:]}
-            assert len(asked) == len(server.posts) - probed
-            assert not asked & answered
-            answered |= asked
-        assert most == 1000

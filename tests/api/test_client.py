@@ -166,11 +166,12 @@ def test_faults_are_retried_and_counted(tmp_path: Path, status: int) -> None:
         assert client.usage == ApiUsage(requests=4, retries=8, tokens_in=12, tokens_out=8)
 
 
-def test_connections_that_break_off_are_retried(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", [{"cut_after": 20}, {"seconds": 1.0}])
+def test_connections_that_break_off_or_take_too_long_are_retried(tmp_path: Path, fault: dict[str, Any]) -> None:
     def reply(request: Request) -> Reply:
-        return replace(echo(request), cut_after=None if request.number % 2 else 20)
+        return echo(request) if request.number % 2 else replace(echo(request), **fault)
 
-    with HttpServer(reply) as server, client_of(server, tmp_path, requests_at_once=1) as client:
+    with HttpServer(reply) as server, client_of(server, tmp_path, requests_at_once=1, timeout=0.5) as client:
         assert numbers(client.answers(asked(range(2)))) == [0, 1]
         assert client.usage.retries == 2
         assert len(server.requests) == 4

@@ -210,22 +210,6 @@ def test_certified_tokens_are_the_likeliest_of_the_exact_average(
         assert exact_V[bounds.tokens_Y[bounds.best]] >= exact_V.max() - 1e-5
 
 
-@settings(max_examples=10)
-@given(seed=st.integers(0, 1000), log_weights_K=LOG_WEIGHTS)
-def test_with_all_tokens_listed_everything_is_certified_and_exact(
-    listing: ScriptedServer, seed: int, log_weights_K: DoubleArray
-) -> None:
-    backing = OfTable(seed=seed, vocabulary=VOCABULARY)
-    texts = texts_of(seed, len(log_weights_K))
-    with asked_of(listing, "completions", backing, VOCABULARY) as model:
-        bounds = bounds_of(model.continuations().next_tokens(texts), log_weights_K)
-    exact_V = exact_average(backing, texts, log_weights_K)
-    assert bounds.certified
-    assert bounds.exact
-    np.testing.assert_allclose(bounds.lower_Y, exact_V[bounds.tokens_Y], atol=1e-5)
-    np.testing.assert_allclose(bounds.upper_Y, exact_V[bounds.tokens_Y], atol=1e-5)
-
-
 @pytest.mark.parametrize("likeliest", [1, 3, 20, VOCABULARY])
 def test_generation_from_lists_alone(likeliest: int) -> None:
     """As long as tokens are certified they are those of the exact average, within their bounds."""

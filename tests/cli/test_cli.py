@@ -5,16 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from pyarrow.csv import read_csv
 
-from ralm.errors import ModelError
-from ralm.lm.local.engine import ReadLogits, Replica
-from ralm.records import ScoringSequence
 from ralm.retrieval.index import open_index
 from ralm.terminal import visible
 from tests.cli.program import MODEL_LENGTH, TEXT, done, failed, printed, ralm
@@ -333,61 +329,6 @@ def test_reranking_and_its_options(work: Path, model: Path, evaluate: list[objec
     )
 
 
-def test_a_killed_run_goes_on_and_ends_the_same(
-    evaluate: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done(*evaluate, "--baseline", "--out", tmp_path / "whole")
-    out = [*evaluate, "--baseline", "--out", tmp_path / "run"]
-    start = Replica.start
-    passes = 0
-
-    def dies(replica: Replica, batch: Sequence[ScoringSequence], read: ReadLogits) -> object:
-        nonlocal passes
-        passes += 1
-        if passes == 4:
-            raise ModelError("killed")
-        return start(replica, batch, read)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Replica, "start", dies)
-        failed(ralm(*out), 1, "killed")
-    assert not (tmp_path / "run").exists()
-    failed(ralm(*evaluate, "--max-length", 4096, "--out", tmp_path / "other"), 2, "is beyond")
-    failed(ralm(*out, "--stride", 8), 2, "begun with other settings (plan.stride 4 there, 8 here): give those again")
-    assert "resuming a run that was stopped" in done(*out).err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "whole"]
-    for column in ("log_prob", "baseline_log_prob", "passage"):
-        whole, run = (pq.read_table(tmp_path / name / "tokens.parquet")[column] for name in ("whole", "run"))
-        assert run.equals(whole)
-
-
-def test_an_ensemble_and_where_its_tokens_came_from(
-    work: Path, model: Path, evaluate: list[object], tmp_path: Path
-) -> None:
-    shown = printed(*evaluate, "--reader", "ensemble", "--documents", 3, "--out", tmp_path / "run")
-    options = {"documents": 3, "temperature": 1.0, "mixer": {"mixer": "similarity"}}
-    assert shown["config"]["reader"] == {"reader": "ensemble", **options}
-    table = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pydict()
-    assert -sum(table["log_prob"]) == pytest.approx(shown["nll"], rel=1e-5)
-    for passage, passages, posteriors in zip(table["passage"], table["passages"], table["posteriors"], strict=True):
-        assert len(passages) == len(posteriors) <= 3
-        if passages:
-            assert sum(posteriors) == pytest.approx(1, abs=1e-5)
-            assert passage == passages[posteriors.index(max(posteriors))]
-    without = ["eval", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--reader", "ensemble"]
-    failed(ralm(*without), 2, "--rerank read passages: give --index or --retrieved")
-
-
-def test_an_ensemble_reads_the_passages_that_a_reranker_chose(evaluate: list[object]) -> None:
-    ensemble, oracle = ["--reader", "ensemble", "--documents"], ["--rerank", "oracle:candidates=3"]
-    both, one = printed(*evaluate, *ensemble, 2, *oracle), printed(*evaluate, *oracle)["nll"]
-    assert both["config"]["reranker"] == {"reranker": "oracle", "candidates": 3}
-    assert both["config"]["reader"]["reader"] == "ensemble"
-    assert both["nll"] not in (printed(*evaluate, *ensemble, 2)["nll"], one)
-    assert printed(*evaluate, *ensemble, 1, *oracle)["nll"] == one, "an ensemble of the best alone"
-    failed(ralm(*evaluate, *ensemble, 2, "--rerank", "oracle:candidates=1"), 2, "--rerank chooses among 1 candidates")
-
-
 def test_concatenation(evaluate: list[object]) -> None:
     joined = [*evaluate, "--reader", "concatenation"]
     expected = {"reader": "concatenation", "documents": 2, "cut_together": False, "order": "best-first"}
@@ -430,27 +371,6 @@ def test_a_sweep_is_what_eval_gives_for_every_value(evaluate: list[object], tmp_
         assert row["none_token_perplexity"] == pytest.approx(alone["baseline"]["token_perplexity"], rel=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep"]
     failed(ralm(*command), 1, "already exists and is kept")
-
-
-def test_with_a_limit_what_follows_in_the_text_does_not_matter(work: Path, model: Path, tmp_path: Path) -> None:
-    whole, longer, broken = (tmp_path / f"{name}.txt" for name in ("whole", "longer", "broken"))
-    whole.write_text(TEXT * 3)
-    longer.write_text(TEXT * 3 + "And more. ")
-    broken.write_bytes(TEXT.encode() + b"\xff")
-    options = ["--lm", model, *MODEL_LENGTH, "--limit-tokens", 60]
-    for command in (["eval", "--baseline"], ["eval", "--over", "stride=4,8"]):
-        of_whole, of_longer = (printed(*command, text, *options, "--index", work / "index") for text in (whole, longer))
-        for shown in (of_whole, of_longer):
-            shown.pop("seconds", None), shown.get("baseline", {}).pop("seconds", None)
-            for config in [shown["config"]] if "config" in shown else [point["config"] for point in shown["points"]]:
-                config["text"].pop("path")
-        assert of_whole == of_longer
-    for text in (whole, longer):
-        retrieve = ["retrieve", text, "--lm", model, "--max-length", 64, "--limit-tokens", 60]
-        done(*retrieve, "--index", work / "index", "--out", tmp_path / f"{text.stem}.json")
-    assert (tmp_path / "whole.json").read_bytes() == (tmp_path / "longer.json").read_bytes()
-    failed(ralm("eval", broken, "--lm", model, *MODEL_LENGTH), 1, "is not UTF-8: byte")
-    failed(ralm("eval", tmp_path / "none.txt", *options), 1, "none.txt does not exist")
 
 
 def test_a_sweep_over_retrievers_has_a_table(evaluate: list[object]) -> None:

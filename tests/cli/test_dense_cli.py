@@ -1,11 +1,10 @@
 """Dense and hybrid retrieval through the command line, end to end, on an encoder of the tests' own."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.cli.program import MODEL_LENGTH, STORIES, done, failed, printed, ralm, write_rows, write_stories
+from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm, write_stories
 from tests.tiny_encoders import save_tiny_bert
 
 
@@ -53,17 +52,6 @@ def test_another_encoder_is_refused_unless_allowed(work: Path) -> None:
     failed(ralm(*command, f"dense:query_encoder={work / 'other'}"), 1, "was built with another encoder")
     done(*command, f"dense:query_encoder={work / 'other'},any_encoder=true")
     done(*command, f"dense:query_encoder={work / 'bert'}")
-
-
-def test_documents_are_removed_without_the_encoder(work: Path, tmp_path: Path) -> None:
-    index = tmp_path / "index"
-    shutil.copytree(work / "bert", tmp_path / "bert")
-    command = ["index", work / "corpus.jsonl", "--out", index, "--retriever", "both", "--encoder", tmp_path / "bert"]
-    done(*command, "--faiss", "HNSW8")
-    shutil.rmtree(tmp_path / "bert")
-    removed = ralm("sync", index, "--remove-id", STORIES[0][0])
-    assert f"of {len(STORIES) - 1} documents" in removed.out, removed.err
-    failed(ralm("sync", index, write_rows(tmp_path / "more.jsonl", [{"text": "An owl."}])), 1, "bert")
 
 
 def test_eval_asks_dense_retrieval_with_longer_queries(work: Path, model: Path) -> None:

@@ -9,13 +9,11 @@ import pytest
 
 from ralm.errors import InputError, RalmWarning, UsageError
 from ralm.evaluation.perplexity import Measures, evaluate_text
-from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromFile, FromRetriever, retrieved_strides
 from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Passage
-from ralm.reranking.oracle import Oracle
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g"
@@ -64,18 +62,6 @@ def test_a_text_that_is_read_without_any_passage_is_warned_of(changed: dict[str,
     model = CountingModel(WordTokenizer(), max_length=30)
     with pytest.warns(RalmWarning, match="no token is read with a passage: the 20 tokens of the text are one window"):
         evaluate_text(TEXT, model, replace(OPTIONS, **changed), source=source())
-
-
-def test_the_oracle_takes_the_best_candidate_of_every_row() -> None:
-    text, model = prepared()
-    hits, passages = source().find(text, model.tokenizer, 3)
-    best = score_text(text, model, hits, passages, Parts(reranker=Oracle(candidates=3)))
-    for column in range(3):
-        chosen_R = np.where(hits.numbers_QK[:, column] == NO_PASSAGE, hits.numbers_QK[:, 0], hits.numbers_QK[:, column])
-        other = score_text(text, model, chosen_hits(chosen_R), passages)
-        for begin in range(2, 20, 3):
-            stride = slice(begin, begin + 3)
-            assert best.log_probs_T[stride].sum() >= other.log_probs_T[stride].sum() - 1e-6
 
 
 def test_evaluation_counts_under_each_semantics() -> None:

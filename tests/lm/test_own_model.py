@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from pydantic import JsonValue
 
 from ralm.errors import ModelError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading.ensemble import Ensemble
@@ -20,7 +18,6 @@ from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, ScoringSequence, SpecialTokens
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.zero_shot import ZeroShot
-from ralm.storage.store import Store
 from tests.fakes import SharedWordsRetriever, passages_of
 
 
@@ -90,26 +87,6 @@ def test_every_way_of_reading_takes_a_model_that_only_scores(parts: Parts) -> No
     if parts is IN_CONTEXT:
         np.testing.assert_allclose(evaluation.reading.scored.log_probs_T, plain_loop(), rtol=1e-6)
         assert evaluation.reading.measures.bytes == len(TEXT.encode())
-
-
-def test_an_evaluation_that_was_killed_goes_on(tmp_path: Path) -> None:
-    class Dies(Bigrams):
-        left = 300
-
-        def log_prob(self, before: IntArray, token: int) -> float:
-            self.left -= 1
-            if self.left < 0:
-                raise InterruptedError
-            return super().log_prob(before, token)
-
-    whole = evaluated(Bigrams()).reading.scored.log_probs_T
-    with Store(tmp_path / "store") as store, pytest.raises(InterruptedError):
-        evaluated(Scorer(Dies(), store))
-    with Store(tmp_path / "store") as store:
-        model = Dies()
-        assert store.count() > 0
-        resumed = evaluated(Scorer(model, store))
-    np.testing.assert_array_equal(resumed.reading.scored.log_probs_T, whole)
 
 
 def test_what_a_tokenizer_does_not_say_is_found_out() -> None:

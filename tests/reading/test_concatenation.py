@@ -6,9 +6,7 @@ import pytest
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.protocols import Reader
 from ralm.reading.concatenation import Concatenation, PassageOrder
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.reading.score import score_text
@@ -66,17 +64,6 @@ def test_the_official_loop(model: LocalLanguageModel) -> None:
     windows = official.evaluate(model.model, prepared.tokens.tolist(), candidates, stride=4, max_length=40)
     expected = np.concatenate([window.target_log_probs for window in windows])
     np.testing.assert_allclose(scored.log_probs_T, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("reader", [Concatenation(documents=1), Ensemble(documents=1)])
-def test_of_one_document_is_in_context_reading(model: LocalLanguageModel, reader: Reader) -> None:
-    prepared = prepare_text(TEXT, model.tokenizer, options())
-    hits = some_hits(prepared, 3)
-    scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=reader))
-    plain = score_text(prepared, model, hits.first(1), PASSAGES)
-    np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-6)
-    np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
-    np.testing.assert_array_equal(scored.provenance.posteriors_TK, np.ones((len(scored), 1)))
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_retrieved() -> None:

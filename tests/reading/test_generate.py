@@ -122,9 +122,8 @@ class SomeHits:
 
     config: dict[str, JsonValue] = {"retriever": "some hits"}  # noqa: RUF012
 
-    def __init__(self, passages: Passages, reverse: bool = False) -> None:
+    def __init__(self, passages: Passages) -> None:
         self.passages = passages
-        self.reverse = reverse
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
@@ -133,9 +132,8 @@ class SomeHits:
             state = sum(map(ord, query[-2:]))
             count = min(k, len(self.passages), state % 6)
             for column in range(count):
-                place = count - 1 - column if self.reverse else column
-                numbers_QK[row, place] = (state + column) % len(self.passages)
-                scores_QK[row, place] = np.sin(state + 2 * column)
+                numbers_QK[row, column] = (state + column) % len(self.passages)
+                scores_QK[row, column] = np.sin(state + 2 * column)
         return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
 
 
@@ -176,22 +174,6 @@ def test_many_prompts_equal_the_plain_loop(
         expected = plain_generation(prompt, model, settings, source, chosen, probabilities, pick)
         check(fast, expected, tolerance=3e-5)
     assert max_length is None or len(prompts[0]) > max_length
-
-
-def test_the_order_of_documents_makes_no_difference(model: LocalLanguageModel) -> None:
-    settings = options(new_tokens=9, stride=3, document_tokens=10)
-    prompt = model.tokenizer.encode(TEXT[:40])
-    sources = [found_by(SomeHits(PASSAGES, way), PASSAGES) for way in (False, True)]
-    (one,), (other,) = (
-        written(TokenWriter(model, settings, source, parts=Parts(reader=Ensemble(documents=5))), prompt)
-        for source in sources
-    )
-    assert [token.token for token in one] == [token.token for token in other]
-    np.testing.assert_allclose([token.log_prob for token in one], [token.log_prob for token in other], rtol=1e-5)
-    for left, right in zip(one, other, strict=True):
-        assert left.passages_K.tolist() == right.passages_K[::-1].tolist()
-        np.testing.assert_allclose(left.posteriors_K, right.posteriors_K[::-1], atol=1e-5)
-    assert max(len(token.passages_K) for token in one) > 1
 
 
 class FixedHits:

@@ -24,7 +24,7 @@ from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
-from ralm.records import NO_PASSAGE, Hits, ScoredTokens, ScoringSequence
+from ralm.records import NO_PASSAGE, Hits, ScoredTokens
 from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
 from tests.reading.loops import PASSAGES, TEXT, some_hits, written
 from tests.reading.test_generate import SomeHits
@@ -121,35 +121,6 @@ def test_generation_with_posterior_weights_equals_reading_everything_from_the_st
     for token, (_, log_prob, shares) in zip(fast, expected, strict=True):
         assert token.log_prob == pytest.approx(log_prob, abs=1e-5)
         np.testing.assert_allclose(token.posteriors_K, shares, atol=1e-5)
-
-
-def test_a_model_generates_with_posterior_weights_alike_with_and_without_its_cache(model: LocalLanguageModel) -> None:
-    """The passages change with every stride, and the tokens of two prompts are read in one batch."""
-    source = FromRetriever(SomeHits(PASSAGES), PASSAGES, config={})
-    options = GenerationOptions(new_tokens=8, stride=3, query_tokens=2, document_tokens=10, max_length=40)
-    parts = Parts(reader=Ensemble(documents=3), mixer=POSTERIOR)
-    prompts = [model.tokenizer.encode(text) for text in (TEXT[:46], "What it is worth")]
-    together = written(TokenWriter(model, options, source, parts=parts), *prompts)
-    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
-    for prompt, fast in zip(prompts, together, strict=True):
-        retrieved = {step: prompt.tolist() + [token.token for token in fast[:step]] for step in range(0, len(fast), 3)}
-        for step, text in retrieved.items():
-            hits = source.retriever.retrieve([model.tokenizer.decode(np.array(text[-2:]))], 3).of(0)
-            if len(hits) < 2:
-                continue
-            reads = [mixers.trimmed(documents[number].tolist(), text, 40) for number, _ in hits]
-            last = min(
-                [12, *(len(one) - max(1, len(documents[number])) for one, (number, _) in zip(reads, hits, strict=True))]
-            )
-            sequences = [
-                ScoringSequence(np.array([*one, fast[step].token]), np.arange(len(one) - last, len(one) + 1))
-                for one in reads
-            ]
-            log_probs = [next(iter(model.score([one]))).astype(float).tolist() for one in sequences]
-            start = ensemble.weights([score for _, score in hits])
-            [weights] = mixers.posterior(start, log_probs, last, 0.6, 3, 12)
-            mixed = sum(weight * np.exp(one[-1]) for weight, one in zip(weights, log_probs, strict=True))
-            assert fast[step].log_prob == pytest.approx(np.log(mixed), abs=1e-4)
 
 
 def test_no_evidence_is_requested_of_a_token_that_ends_the_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOpt
 from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.hybrid import Hybrid
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.update import update_index
 from ralm.retrieval.vectors import add_vectors
 from ralm.storage.work import unfinished
 from ralm.terminal import Advance
@@ -162,23 +161,6 @@ def test_effort_has_an_effect(string: str, kind: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(faiss.ParameterSpace, "set_index_parameter", reject)
     with pytest.raises(RuntimeError, match="unknown parameter"):
         searched(tmp_path / "dense", encoder)
-
-
-def test_what_was_encoded_survives_an_interruption(tmp_path: Path) -> None:
-    passages, encoder = passages_of(*random_texts(50)), LetterEncoder()
-
-    class Interrupted(LetterEncoder):
-        def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
-            if len(self.encoded) == 40:
-                raise KeyboardInterrupt
-            return super().encode_passages(passages, advance)
-
-    with pytest.raises(KeyboardInterrupt):
-        built(tmp_path / "dense", passages, Interrupted(), chunk=10)
-    resumed = built(tmp_path / "dense", passages, encoder, chunk=10)
-    assert encoder.encoded == [passage.text for passage in passages[40:]]
-    whole = built(tmp_path / "whole", passages, encoder)
-    assert resumed.retrieve(["abc"], 50).of(0) == whole.retrieve(["abc"], 50).of(0)
 
 
 def test_only_new_texts_are_encoded(tmp_path: Path) -> None:
@@ -374,15 +356,6 @@ def test_vectors_are_those_that_were_encoded(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(vectors.of(NUMBERS), encoded(index))
     assert vectors.of(np.array([], dtype=np.int64)).shape == (0, 8)
     assert vectors.of(np.array([[NO_PASSAGE]])).tolist() == [[[0.0] * 8]]
-
-
-def test_vectors_of_an_index_that_was_updated(tmp_path: Path) -> None:
-    build_index(some_passages(), tmp_path / "index", encoder=LetterEncoder())
-    more = [Passage(n, f"new {n}", "", f"zebra {'z' * n}") for n in range(5)]
-    update_index(tmp_path / "index", more, remove=["d4", "d28"], encoders={"main": LetterEncoder()})
-    index = open_index(tmp_path / "index")
-    assert len(index.passage_vectors()) == 33
-    np.testing.assert_array_equal(index.passage_vectors().of(NUMBERS), encoded(index))
 
 
 FACTS = [

@@ -232,26 +232,6 @@ def test_a_changed_index_can_be_built_again(both: Path) -> None:
     assert neighbours(both) == ["both"]
 
 
-def test_what_was_encoded_is_taken_after_an_interruption(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ralm.retrieval.dense.build.CHUNK", 8)
-
-    class Interrupted(LetterEncoder):
-        def encode_passages(self, passages: Any, advance: Any = None) -> Any:
-            if len(self.encoded) >= 16:
-                raise KeyboardInterrupt
-            return super().encode_passages(passages, advance)
-
-    before = (index / MANIFEST).read_bytes()
-    with pytest.raises(KeyboardInterrupt):
-        add_vectors(index, Interrupted())
-    assert (index / MANIFEST).read_bytes() == before
-    assert neighbours(index) == ["index", "index.unfinished"]
-    encoder = LetterEncoder()
-    add_vectors(index, encoder)
-    assert len(encoder.encoded) == 30 - 16
-    assert neighbours(index) == ["index"]
-
-
 def test_encoding_again_takes_the_vectors_of_the_same_encoder(index: Path) -> None:
     """Of texts that occur twice, one is encoded; vectors in 16 bits are no source of whole ones."""
     twice = [Passage(n, f"d{n}", "", f"text {n % 20}") for n in range(30)]

@@ -1,6 +1,5 @@
 """An index that is updated: always the same as one built at once of what is left."""
 
-import errno
 import pickle
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +23,6 @@ from ralm.errors import (
     DamagedFolderError,
     FolderError,
     FolderExistsError,
-    StorageError,
     UsageError,
 )
 from ralm.records import FloatArray, Passage
@@ -294,20 +292,6 @@ def test_ids_are_looked_up_before_anything_is_encoded(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="'x' is not in"):
         update_index(index, passages(some(2, 20).items()), remove=["x"], encoders={"main": encoder})
     assert encoder.encoded == []
-
-
-def test_a_full_disk(tmp_path: Path) -> None:
-    index = built(tmp_path / "index", some(9))
-    before = (index / "manifest.json").read_bytes()
-
-    def more() -> Iterator[Passage]:
-        yield from passages(some(2, 20).items())
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(StorageError, match="no space left on the disk while writing"):
-        update_index(index, more())
-    assert (index / "manifest.json").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
 def test_the_fingerprint_says_what_is_in_the_index(tmp_path: Path) -> None:

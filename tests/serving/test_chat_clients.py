@@ -1,11 +1,7 @@
-"""Requests of clients as they were recorded, and the clients themselves where they are installed: a server that passes
-requests on changes nothing but the last message of the user, and a local model answers them all."""
+"""Requests of clients as they were recorded: a server that passes requests on changes nothing but the last message of
+the user, and a local model answers them all."""
 
-import asyncio
-import json
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +11,7 @@ import pytest
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.serving.service import Service
 from tests.chat_models import save_chat_model
-from tests.serving.chat_upstream import NAME, WORDS, ChatUpstream, passing_on
+from tests.serving.chat_upstream import NAME, ChatUpstream, passing_on
 from tests.serving.served import events_of, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -104,64 +100,3 @@ def test_a_local_model_answers_recorded_requests(name: str, local_url: str) -> N
     assert "".join(one.get("content") or "" for one in pieces[:-1]) == choice["message"]["content"] != ""
     warning = "answered without `tools`: this model calls none" if "tools" in RECORDED[name][1] else None
     assert response.headers.get("x-ralm-warning") == warning
-
-
-def litellm_answers(base: str) -> list[Any]:
-    litellm = pytest.importorskip("litellm")
-    given = {"model": f"openai/{NAME}", "api_base": base, "api_key": "none"}
-    messages = [litellm.completion(messages=one, **given).choices[0].message for one in (ONE, TURNS)]
-    stream = litellm.completion(messages=TURNS, stream=True, **given)
-    [call] = litellm.completion(**ASKS_FOR_A_CALL, **given).choices[0].message.tool_calls
-    later = asyncio.run(litellm.acompletion(messages=ONE, **given))
-    texts = [*(one.content for one in messages), "".join(one.choices[0].delta.content or "" for one in stream)]
-    return [*texts, later.choices[0].message.content, call.function.name]
-
-
-def llama_index_answers(base: str) -> list[Any]:
-    like = pytest.importorskip("llama_index.llms.openai_like")
-    core = pytest.importorskip("llama_index.core.llms")
-    tools = pytest.importorskip("llama_index.core.tools")
-    given = {"model": NAME, "api_base": base, "api_key": "none", "is_chat_model": True}
-    model = like.OpenAILike(**given, is_function_calling_model=True)
-    turns = [core.ChatMessage(**one) for one in TURNS]
-    texts = [model.complete(ONE[0]["content"]).text, model.chat(turns).message.content]
-    texts += ["".join(one.delta for one in model.stream_chat(turns)), asyncio.run(model.achat(turns)).message.content]
-    called = model.predict_and_call([tools.FunctionTool.from_defaults(weather)], ONE[0]["content"])
-    return [*texts, called.response]
-
-
-def weather(city: str) -> str:
-    """The weather of a city."""
-    return f"weather of {city}"
-
-
-def curl_answers(base: str) -> list[Any]:
-    if shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
-
-    def asked(**body: Any) -> str:
-        given = json.dumps({"model": NAME, "messages": ONE, **body})
-        command = ["curl", "-sSN", f"{base}/chat/completions", "-H", "Content-Type: application/json", "-d", given]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    deltas = [one["choices"][0]["delta"] for one in events_of(asked(stream=True).removeprefix(": waiting\n\n"))]
-    message, calling = (json.loads(asked(**body))["choices"][0]["message"] for body in ({}, {"tools": TOOLS}))
-    return [
-        "".join(one.get("content", "") for one in deltas),
-        message["content"],
-        calling["tool_calls"][0]["function"]["name"],
-    ]
-
-
-@pytest.mark.parametrize("answers", [litellm_answers, llama_index_answers, curl_answers])
-def test_clients_as_they_are(
-    answers: Callable[[str], list[Any]], pair: tuple[ChatUpstream, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise it asks GitHub
-    upstream, url = pair
-    [*texts, called] = answers(upstream.server.url)
-    straight = [one.body for one in upstream.server.posts[-len(texts) - 1 :]]
-    assert (texts, "weather" in called) == (["".join(WORDS)] * len(texts), True)
-    assert answers(f"{url}/v1") == [*texts, called]
-    through = [one.body for one in upstream.server.posts[-len(straight) :]]
-    assert [without_passages(*both) for both in zip(through, straight, strict=True)] == straight

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions over loopback, asked by the clients that people have: as the library answers."""
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -123,7 +122,7 @@ def refused(url: str, said: list[Any], **more: Any) -> Any:
     return found.json()["error"]
 
 
-def asked(client: openai.OpenAI | openai.AsyncOpenAI, said: list[Any], **more: Any) -> Any:
+def asked(client: openai.OpenAI, said: list[Any], **more: Any) -> Any:
     return client.chat.completions.create(
         model="tiny-chat", messages=said, **{"max_tokens": 24, "temperature": 0, **more}
     )
@@ -420,20 +419,6 @@ def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingMo
         assert one.top_logprobs[0].logprob == one.logprob
         assert one.bytes is None or bytes(one.bytes).decode() == one.token
     assert all(one.top_logprobs == [] for one in plain.choices[0].logprobs.content)
-
-
-def test_many_chats_at_once_are_answered_as_alone(url: str, model: WritingModel, index: Path) -> None:
-    readers = [READERS[n % len(READERS)] for n in range(12)]
-    said = [CONVERSATIONS[n % 4] for n in range(12)]
-
-    async def ask_all() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as clients:
-            how = [{"temperature": n % 2, "seed": n, "extra_body": {"ralm": readers[n][0]}} for n in range(12)]
-            return await asyncio.gather(*(asked(clients, said[n], max_tokens=16, **how[n]) for n in range(12)))
-
-    for n, found in enumerate(asyncio.run(ask_all())):
-        expected = answered(model, index, said[n], readers[n][1], new_tokens=16, temperature=float(n % 2), seed=n)
-        assert found.choices[0].message.content == expected.answer.text
 
 
 def test_prompts_that_are_none_of_chats(model: WritingModel) -> None:

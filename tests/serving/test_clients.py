@@ -1,13 +1,11 @@
-"""Clients as they are: openai's (sync, async, streams), LangChain's, and our own API models."""
+"""Clients as they are: openai's, and our own API models."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
-from pydantic import SecretStr
 
 from ralm import Ensemble, FromRetriever, GenerationOptions, InContext, PlanOptions, evaluate_text, generate
 from ralm.lm.api.endpoint import ApiOptions
@@ -52,31 +50,6 @@ def test_openai_chooses_how_it_is_read(of_openai: openai.OpenAI, service: Servic
     with pytest.raises(openai.NotFoundError) as unknown:
         of_openai.completions.create(**{**body, "model": "gpt-5"})
     assert unknown.value.code == "model_not_found"
-
-
-def test_openai_async(url: str, service: Service) -> None:
-    async def ask() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as client:
-
-            async def one(prompt: str) -> str:
-                stream = await client.completions.create(
-                    model=MODEL, prompt=prompt, stream=True, max_tokens=12, temperature=0
-                )
-                return "".join([piece.choices[0].text async for piece in stream])
-
-            return await asyncio.gather(*map(one, PROMPTS))
-
-    assert asyncio.run(ask()) == [expected(service, prompt) for prompt in PROMPTS]
-
-
-def test_langchain(url: str, service: Service) -> None:
-    from langchain_openai import OpenAI
-
-    model = OpenAI(base_url=f"{url}/v1", api_key=SecretStr("any"), model=MODEL, temperature=0, max_tokens=12)
-    assert model.invoke(PROMPTS[0]) == expected(service, PROMPTS[0])
-    assert "".join(model.stream(PROMPTS[1])) == expected(service, PROMPTS[1])
-    plain = model.bind(extra_body={"ralm": {"index": None}}).invoke(PROMPTS[0])
-    assert plain == expected(service, PROMPTS[0], plain=True)
 
 
 def test_openai_chooses_an_index_by_the_name_of_the_model(of_openai: openai.OpenAI, service: Service) -> None:

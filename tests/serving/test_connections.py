@@ -4,15 +4,11 @@ the server ends when it is told to, and the log stays short."""
 import json
 import logging
 import resource
-import signal
 import socket
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,8 +23,7 @@ from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.server import bound_socket
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
-from tests.serving.process import Running, running
-from tests.serving.served import MODEL, PROMPTS, save_index, serving, tiny
+from tests.serving.served import MODEL, PROMPTS, serving, tiny
 from tests.serving.test_limits import limited, until
 
 ASK: dict[str, Any] = {"model": MODEL, "prompt": PROMPTS[0], "max_tokens": 2, "temperature": 0}
@@ -226,92 +221,6 @@ def test_lengths_are_checked_before_texts_are_tokenised(
     assert answer.status_code == 400
     assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, "context_length_exceeded")
     assert max(seen, default=0) < 10_000
-
-
-# ---- all of it at once, on a server as users start it
-
-
-def drip(url: str, content: bytes, seconds: float) -> None:
-    """Send a request byte by byte for some seconds, whatever comes back."""
-    with suppress(OSError), sent(url, b"") as opened:
-        end = time.monotonic() + seconds
-        for byte in content:
-            if time.monotonic() > end:
-                return
-            opened.sendall(bytes([byte]))
-            time.sleep(0.1)
-
-
-def hostile(url: str, kind: str, stack: ExitStack) -> None:
-    """Attack a server in one way; connections stay open until the stack is closed."""
-    if kind in HALVES:
-        contents = [HALVES[kind]] * 1100
-    elif kind == "half a huge body":
-        contents = [LENGTH % (4 << 20) + b" " * ((4 << 20) - 100_000)] * 300
-    elif kind == "an unread stream":
-        contents = [whole(FULL)] * 30
-    elif kind == "a slow request":
-        for _ in range(40):
-            threading.Thread(target=drip, args=(url, whole(ASK), 12), daemon=True).start()
-        contents = []
-    else:
-        text = "the sea " * 500_000
-        bodies: list[dict[str, Any]] = [{"queries": [text]}, {**ASK, "prompt": text}]
-        paths = ["/retrieve", "/v1/completions"]
-        heads = [HEAD.replace(b"/v1/completions", path.encode()) for path in paths]
-        contents = [head + whole(body)[len(HEAD) :] for head, body in zip(heads, bodies, strict=True)] * 3
-    for content in contents:
-        with suppress(OSError):
-            stack.enter_context(sent(url, content))
-
-
-KINDS = [*HALVES, "half a huge body", "an unread stream", "a slow request", "a huge text"]
-
-
-@pytest.mark.campaign
-@pytest.mark.timeout(900)
-def test_other_clients_are_answered_beside_hostile_ones(tmp_path: Path) -> None:
-    index = save_index(tmp_path / "few")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    table = {kind: Counter[str]() for kind in KINDS}
-    with running("--lm", MODEL, "--index", index, anew=True) as served:
-        resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE, (1024, 1024))
-        expected = httpx.post(f"{served.url}/v1/completions", json=ASK, timeout=60).json()["choices"][0]["text"]
-        before = served.resident_kib
-        for kind, columns in table.items():
-            with ExitStack() as stack:
-                hostile(served.url, kind, stack)
-                for _ in range(10):
-                    columns[asked(served, expected)] += 1
-        with ExitStack() as stack:
-            for kind in HALVES:
-                stack.enter_context(sent(served.url, HALVES[kind]))
-            stack.enter_context(sent(served.url, whole(FULL)))
-            assert asked(served, expected) == "clean"
-            after = served.resident_kib
-            served.process.send_signal(signal.SIGTERM)
-            assert served.ended(90) == 0
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert table == {kind: {"clean": 10} for kind in KINDS}
-    assert after - before < 300 << 10, (before, after)
-    faults = [line for line in served.lines if " 200 in " not in line]
-    assert len(faults) < 100, faults
-    assert "Traceback" not in "".join(served.lines)
-
-
-def asked(served: Running, expected: str) -> str:
-    """How the server answers: clean, wrong, failed or stuck."""
-    try:
-        health = httpx.get(f"{served.url}/health", timeout=10)
-        answer = httpx.post(f"{served.url}/v1/completions", json=ASK, timeout=30)
-    except httpx.TimeoutException:
-        return "stuck"
-    except httpx.HTTPError:
-        return "failed"
-    if health.status_code != 200 or answer.status_code != 200:
-        return "failed"
-    return "clean" if answer.json()["choices"][0]["text"] == expected else "wrong"
 
 
 def test_pieces_of_a_stream_do_not_wait_for_an_acknowledgement() -> None:

@@ -11,9 +11,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from langchain_core.messages import HumanMessage, SystemMessage
-from langchain_openai import ChatOpenAI
-from pydantic import SecretStr
 
 from tests.api.writing import Reply
 from tests.serving.chat_upstream import CALL, EVENTS, NAME, USAGE, WORDS, ChatUpstream, event, passing_on
@@ -176,15 +173,6 @@ def test_sources_stand_behind_the_text_if_asked(index: Path, url: str) -> None:
         assert {one["known"] for one in others} == {"retrieved"}
     answer = posted(url, {"prompt": "a", "ralm": {"sources": "text"}}, "/v1/completions")
     assert answer.json()["error"]["message"].startswith("`sources` is for chats")
-
-
-def test_langchain_with_its_defaults(url: str) -> None:
-    model = ChatOpenAI(base_url=f"{url}/v1", api_key=SecretStr("any"), model=NAME)
-    said = [SystemMessage("Be brief."), HumanMessage(QUESTION)]
-    assert model.invoke(said).content == "".join(WORDS)
-    assert "".join(str(piece.content) for piece in model.stream(said)) == "".join(WORDS)
-    [call] = model.bind_tools(TOOLS).invoke(QUESTION).tool_calls
-    assert call["name"] == "weather"
 
 
 def test_errors_come_back_with_their_status(upstream: ChatUpstream, client: openai.OpenAI, url: str) -> None:

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,13 +102,15 @@ def test_a_folder_with_the_model_its_losses_and_a_plot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stops", [(1,), (3,), (4,), (11, 12), (5, 17, 29)])
 def test_a_training_that_was_stopped_ends_bit_for_bit_as_an_undisturbed_one(
-    stops: tuple[int, ...], tmp_path: Path
+    stops: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, logger="ralm")
     for stop in stops:
         with pytest.raises(KeyboardInterrupt):
             trained(tmp_path / "out", stop=stop)
         assert (tmp_path / "out.unfinished").exists() == (stop > 3), "without a checkpoint nothing is left"
     same_weights_as_undisturbed(tmp_path)
+    assert ("resuming a training that was stopped: " in caplog.text) == (stops[-1] > 3)
 
 
 def test_random_numbers_of_the_caller_stay_as_they_were(tmp_path: Path) -> None:

@@ -1,15 +1,13 @@
-"""A reranker from signals to a figure, through the command line; killed on the way."""
+"""A reranker from signals to a figure, through the command line."""
 
 import contextlib
 import io
 import json
 import re
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from ralm.cli.results import print_reranker
 from ralm.retrieval.build import build_index
@@ -17,7 +15,6 @@ from ralm.retrieval.index import open_index
 from ralm.training.reranker import TrainedReranker
 from tests.cli.program import ralm
 from tests.fakes import passages_of
-from tests.forked import killing, started
 from tests.tiny_encoders import save_tiny_bert
 from tests.tiny_models import save_tiny_model
 from tests.training.made_signals import save_signals
@@ -159,25 +156,3 @@ def test_what_is_refused(command: list[str], arguments: list[str], message: str,
     assert answer.err.count("\n") == 1
     assert not (folder / "new").exists()
     assert not (folder / "new.unfinished").exists()
-
-
-@pytest.mark.slow
-def test_a_training_that_is_killed_ends_with_the_weights_of_an_undisturbed_one(folder: Path) -> None:
-    """Killed when the second checkpoint is about to get its name, and again at the third one after that."""
-    for checkpoint, steps in ((2, {2}), (3, {4, 6})):
-        before = f"import torch; torch.set_num_threads({torch.get_num_threads()})" + killing("checkpoint-", checkpoint)
-        program = started("ralm", *TRAIN, *SETTINGS, "--out", "killed", before=before)
-        _, errors = program.communicate(timeout=200)
-        assert program.returncode == -signal.SIGKILL, errors
-        kept = {
-            int(path.name.split("-")[1]) for path in (folder / "killed.unfinished").glob("checkpoint-*.safetensors")
-        }
-        assert kept == steps
-    other = ralm(*TRAIN, *SETTINGS, "--batch", "5", "--out", "killed")
-    assert "is a run begun with other settings (training.batch 4 there, 5 here)" in other.err
-    answer = ralm(*TRAIN, *SETTINGS, "--out", "killed")
-    assert answer.status == 0, answer.err
-    assert "resuming a training that was stopped: 6 steps were done before" in answer.err
-    for name in ("model.safetensors", "losses.csv"):
-        assert (folder / "killed" / name).read_bytes() == (folder / "reranker" / name).read_bytes(), name
-    assert not (folder / "killed.unfinished").exists()

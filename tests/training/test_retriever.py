@@ -1,10 +1,7 @@
 """Both encoders trained together; the passages are encoded again on the way; killed and resumed."""
 
-import os
-import random
 import shutil
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +24,8 @@ from ralm.training.refresh import Versions
 from ralm.training.retriever import train_retriever
 from tests.fakes import SharedWordsRetriever, passages_of
 from tests.forked import Program, killing, started
-from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr, save_tiny_static
+from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
 from tests.training.taught import OPTIONS, TRAINING, WORDS, Taught, passages
-
-MOMENTS = int(os.environ.get("RALM_KILLS", "1"))
-"""At how many moments, drawn at random, a process is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -147,16 +141,6 @@ def test_a_pair_of_encoders_is_trained(tmp_path: Path) -> None:
     assert len(opened.dense(vectors="tuned").retrieve(["moon"], 3).of(0)) == 3
 
 
-@pytest.mark.campaign
-def test_an_encoder_without_layers_is_trained(tmp_path: Path) -> None:
-    named = EncoderOptions(encoder=str(save_tiny_static(tmp_path / "static")))
-    build_index(passages(), tmp_path / "index", encoder=SentenceEncoder(named))
-    taught = Taught()
-    trained = train_retriever(taught, tmp_path / "index", tmp_path / "out", OPTIONS, replace(TRAINING, steps=8))
-    assert trained.refreshes
-    assert len(open_index(tmp_path / "index").dense(vectors="out").retrieve(["moon"], 3).of(0)) == 3
-
-
 def test_losses_are_those_of_fixed_passages(root: Path, index: Path, tmp_path: Path) -> None:
     """The encoders of the moment; an example with one candidate has no loss, and no gradient that is not finite."""
     examples, opened, encoder = Few(), open_index(index), shared(root)
@@ -244,25 +228,6 @@ def test_a_training_that_was_killed_while_it_encoded_ends_as_an_undisturbed_one(
     run_again(whole)
     assert results(tmp_path / "out") == results(whole / "out")
     assert (tmp_path / "out" / "losses.csv").read_bytes() == (whole / "out" / "losses.csv").read_bytes()
-
-
-@pytest.mark.campaign
-def test_a_training_that_is_killed_at_any_moment_goes_on(root: Path, tmp_path: Path) -> None:
-    draws, seconds = random.Random(MOMENTS), 0.0
-    for moment in range(MOMENTS + 1):
-        folder = tmp_path / str(moment)
-        shutil.copytree(root / "index", folder / "index")
-        begin = time.monotonic()
-        program = start(folder)
-        if moment:
-            time.sleep(draws.uniform(0, seconds))
-            program.kill()
-        _, errors = program.communicate(timeout=300)
-        seconds = seconds or time.monotonic() - begin
-        assert program.returncode in ((0, -signal.SIGKILL) if moment else (0,)), errors
-        if program.returncode and "out" not in open_index(folder / "index").vectors:
-            run_again(folder)
-        check_trained(folder)
 
 
 def run_again(folder: Path) -> None:
