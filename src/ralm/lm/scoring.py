@@ -7,7 +7,7 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from copy import copy
 from functools import cached_property
 from hashlib import blake2b
@@ -21,7 +21,7 @@ from ralm.records import FloatArray, IntArray, PromptPrefix, Request, ScoringSeq
 from ralm.storage.store import Store
 from ralm.terminal import progress_bar
 
-_Text = TypeVar("_Text", Request, ScoringSequence)
+_Text = TypeVar("_Text", bound=Sized)
 
 TOKENS_AT_ONCE: Final = 1 << 22
 """Tokens of the requests that are merged at a time; merging copies them, so a whole plan would need too much memory."""
@@ -164,7 +164,7 @@ class Scorer:
 def split_by_tokens(
     texts: Iterable[_Text], tokens: int, count_of: Callable[[_Text], int] = len
 ) -> Iterator[list[_Text]]:
-    """Requests or sequences in order, about `tokens` tokens at a time."""
+    """Texts in order, about `tokens` tokens at a time."""
     some: list[_Text] = []
     count = 0
     for text in texts:

@@ -165,8 +165,7 @@ class Batcher:
         self._thread.start()
 
     def enter(self, gone: threading.Event) -> Line:
-        """A new line; waiting for it ends with StoppedError once `gone` is set. Raises ModelError if the batcher has
-        failed."""
+        """A new line, whose calls end with StoppedError once `gone` is set; ModelError if the batcher has failed."""
         line = Line(gone)
         with self._changed:
             self._check_open()
@@ -178,10 +177,7 @@ class Batcher:
         self._left.append(line)  # without the lock: the garbage collector may call this while this thread holds it
 
     def next_tokens(self, line: Line, texts: Sequence[IntArray]) -> NextTokens:
-        """The predictions for the texts of a line.
-
-        Raises the error of reading them, StoppedError, and ModelError if the batcher has failed.
-        """
+        """The predictions for the texts of a line; raises the error of reading them, or that of `enter`."""
         with self._changed:
             self._check_open()
             answer = line.wait_for(texts)

@@ -98,10 +98,7 @@ def answer_chat(
 
 
 def open_chat_prompt(name: str) -> prompts.QuestionPrompt:
-    """The prompt of chats, by name or from a file.
-
-    Raises what `open_prompt` raises, and UsageError for a prompt of multiple choice.
-    """
+    """The prompt of chats, by name or from a file; UsageError for a prompt of multiple choice."""
     prompt = open_prompt(name)
     if prompt.shows_choices:
         raise UsageError(f"the `prompt` {name} is for questions with choices: give another one.")
@@ -134,10 +131,7 @@ def _options(chat: ChatCompletion, prompt: prompts.QuestionPrompt, new_tokens: i
 
 
 def _new_tokens(chat: ChatCompletion, own: int, limits: Limits, length: int) -> int:
-    """The maximum number of tokens of an answer to a conversation of `own` tokens.
-
-    Raises RequestError if the conversation does not fit beside it, before passages are retrieved.
-    """
+    """The maximum number of tokens of an answer to a conversation of `own` tokens; RequestError if it has no room."""
     usual = min(length // _SHARE, limits.new_tokens or length, length - own)
     new_tokens = max(1, usual) if chat.new_tokens is None else chat.new_tokens
     if own + new_tokens > length:

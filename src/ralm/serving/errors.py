@@ -35,11 +35,6 @@ class RequestError(UsageError):
         self.status = status
 
 
-def model_not_found(message: str) -> RequestError:
-    """The error for a model that is not served."""
-    return RequestError(message, param="model", code="model_not_found", status=404)
-
-
 class StoppedError(RequestError):
     """The client went away, or the server stops."""
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from ralm.errors import RalmError
 from ralm.grammar import OwnPart
 from ralm.lm.scoring import Scorer
 from ralm.pipeline import open_pipeline
-from ralm.protocols import Documents, LanguageModel, Reranker, Retriever, Rows, WritingModel
+from ralm.protocols import Documents, LanguageModel, Reranker, Retriever, WritingModel
 from ralm.reading import ReadingOptions, sources
 from ralm.reading.parts import Parts
 from ralm.records import NO_PASSAGE, BoolArray, Hits, Passages, Readings
@@ -27,6 +27,7 @@ from ralm.retrieval.filters import Filter
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.middleware import Metrics
+from ralm.serving.model import Locked
 from ralm.serving.options import Settings
 from ralm.settings import PipelineOptions
 from ralm.storage.manifest import identity
@@ -146,20 +147,8 @@ class Rerankers:
         ).parts
         reranker = parts.reranker
         if reranker is not None and isinstance(RERANKERS.parse(settings.reading.rerank), PredictiveOptions | OwnPart):
-            reranker = _LockedReranker(reranker, self._lock)  # requests share it
+            reranker = cast("Reranker", Locked(reranker, self._lock))  # requests share it
         return NotedParts(reader=parts.reader, mixer=parts.mixer, reranker=reranker)
-
-
-class _LockedReranker:
-    def __init__(self, reranker: Reranker, lock: Any) -> None:
-        self._reranker = reranker
-        self._lock = lock
-        self.config = reranker.config
-        self.candidates = reranker.candidates
-
-    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-        with self._lock:
-            return self._reranker.choose(rows, hits, passages, k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

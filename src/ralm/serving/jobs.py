@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from threading import Event, Thread
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias
@@ -59,10 +59,7 @@ class Workers:
         return running
 
     async def take_place(self) -> float:
-        """Wait for a place, to be freed with `free_place`; returns the deadline (seconds of `time.monotonic`).
-
-        Raises RequestError if the queue is full, or no place is free in time.
-        """
+        """Wait for a place, to be freed with `free_place`; returns the deadline (seconds of `time.monotonic`)."""
         if self._free.locked() and self.waiting >= self._most_waiting:
             raise errors.RequestError("the queue is full: try again later.", code="busy", status=429)
         deadline = time.monotonic() + self._seconds
@@ -94,6 +91,16 @@ class Workers:
         self.free_place()
 
 
+@asynccontextmanager
+async def until(deadline: float) -> AsyncIterator[None]:
+    """Raise RequestError if the block does not end before the deadline (seconds of `time.monotonic`)."""
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            yield
+    except TimeoutError:
+        raise model.timed_out("timed out: ask for fewer tokens") from None
+
+
 class RunningJob:
     """A job and its events, once and in order; `stop` ends it soon."""
 
@@ -113,12 +120,8 @@ class RunningJob:
         """The events of the job; raises its error, and stops it if the caller does not read to the end."""
         try:
             while True:
-                left = self._scope.deadline - time.monotonic()
-                try:
-                    async with asyncio.timeout(max(0.0, left) + _OVERTIME):
-                        event = await self._events.get()
-                except TimeoutError:  # the thread is in a call that cannot be ended
-                    raise model.timed_out("timed out: ask for fewer tokens") from None
+                async with until(self._scope.deadline + _OVERTIME):  # the thread may be in a call that cannot be ended
+                    event = await self._events.get()
                 if event is _END:
                     return
                 if isinstance(event, BaseException):
@@ -145,29 +148,13 @@ class RunningJob:
             self._loop.call_soon_threadsafe(call, *arguments)
 
 
-def service_of(request: Request) -> Service:
-    """The service that answers a request for a language model."""
-    service: Service = request.app.state.service
-    return service
-
-
-def search_service_of(request: Request) -> SearchService:
-    """The service that answers any request."""
-    service: SearchService = request.app.state.service
-    return service
-
-
-async def _service_of(request: Request) -> Service:
-    """As `service_of`; FastAPI calls functions that are not `async` in threads."""
-    return service_of(request)
-
-
-async def _search_service_of(request: Request) -> SearchService:
-    return search_service_of(request)
+async def _service_of(request: Request) -> Any:
+    """The service that answers a request; FastAPI calls functions that are not `async` in threads."""
+    return request.app.state.service
 
 
 Served = Annotated[Service, Depends(_service_of)]
-Searched = Annotated[SearchService, Depends(_search_service_of)]
+Searched = Annotated[SearchService, Depends(_service_of)]
 
 
 def passage_address(request: Request, reads: ReadConfig, passage: Passage) -> str:
@@ -197,7 +184,7 @@ async def respond(
             else:
                 yield json_bytes(answer.whole())
         finally:
-            search_service_of(request).metrics.count_tokens(answer.prompt_tokens, answer.written_tokens)
+            request.app.state.service.metrics.count_tokens(answer.prompt_tokens, answer.written_tokens)
 
     return await _run(request, job, otherwise, stream=bool(body.stream))
 
@@ -237,7 +224,7 @@ async def _run(
         events = running.events()
         first = await anext(events, b"")
         if stream:
-            search_service_of(request).metrics.first.observe(time.monotonic() - begin)
+            request.app.state.service.metrics.first.observe(time.monotonic() - begin)
             at_end = AsyncExitStack()
             at_end.callback(running.stop)
             return EventStream(_sent(first, events, entry_of(request)), at_end)

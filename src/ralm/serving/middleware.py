@@ -103,10 +103,7 @@ class Guard:
             await self._app(scope, _after(body, receive), send)
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """The body of a request; None if its client went away before the end.
-
-        Raises RequestError if it is too large, or not UTF-8.
-        """
+        """The body of a request; None if its client went away before the end."""
         body = bytearray()
         while True:
             message = await receive()

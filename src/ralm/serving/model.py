@@ -9,22 +9,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, cast
 
 from ralm.errors import ModelError
-from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
 from ralm.serving.batcher import Batcher
 from ralm.serving.errors import RequestError, StoppedError
 from ralm.serving.options import Limits
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 _SEQUENCES_AT_ONCE: Final = 8
 """Sequences whose distributions over the vocabulary are held at once."""
 _CHUNK_TOKENS: Final = 512
@@ -83,7 +79,8 @@ class SharedModel:
         self.max_length = model.max_length
         self.tier: Tier = model.tier
         self.end_tokens = model.end_tokens
-        self.tokenizer: Tokenizer = _LockedTokenizer(model.tokenizer)
+        # the fast tokenizers of transformers fail if two threads use one at once
+        self.tokenizer = cast("Tokenizer", Locked(model.tokenizer, threading.RLock()))
         self.vocabulary: int | None = getattr(model, "vocabulary", None)
         self.merges_prefixes: bool = getattr(model, "merges_prefixes", True)
 
@@ -176,34 +173,22 @@ class _BatchedContinuations:
             raise ModelError(f"token {tokens.max()} is not one of the {size} that {name} knows.")
 
 
-class _LockedTokenizer:
-    """A tokenizer that one thread at a time uses: the fast ones of transformers fail if two threads use one at once."""
+class Locked:
+    """An object whose methods one thread at a time calls, within `lock`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._own: Any = tokenizer
-        self._lock = threading.RLock()
-        full = full_tokenizer(tokenizer)
-        self.special_tokens = full.special_tokens
-        self.end_token = full.end_token
-        self.unknown_token = full.unknown_token
-        self.token_of = self._locked(full.token_of)
-        self.encode = self._locked(full.encode)
-        self.decode = self._locked(full.decode)
-        self.encode_with_spans = self._locked(full.encode_with_spans)
-        self.encode_document = self._locked(full.encode_document)
-        self.encode_chat = self._locked(full.encode_chat)
+    def __init__(self, own: object, lock: AbstractContextManager[object]) -> None:
+        self._own = own
+        self._lock = lock
 
-    def __getattr__(self, name: str) -> Any:  # members that only some tokenizers have
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        with self._lock:
-            found = getattr(self._own, name)
-        return self._locked(found) if callable(found) else found
+        found = getattr(self._own, name)
+        if not callable(found):
+            return found
 
-    def _locked(self, call: Callable[_P, _T]) -> Callable[_P, _T]:
-        @wraps(call)
-        def locked(*arguments: _P.args, **named: _P.kwargs) -> _T:
+        def locked(*arguments: Any, **named: Any) -> Any:
             with self._lock:
-                return call(*arguments, **named)
+                return found(*arguments, **named)
 
         return locked

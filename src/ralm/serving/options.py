@@ -192,10 +192,7 @@ def choices() -> dict[str, Declared]:
 
 
 def with_length(settings: Settings, model: WritingModel, max_length: int | None) -> Settings:
-    """The settings with the length that the model reads, by default its own.
-
-    Raises UsageError if the model is shorter, or if passages do not fit into it.
-    """
+    """The settings with the length that the model reads, by default its own; UsageError if passages do not fit."""
     length = max_length or (_UNKNOWN_LENGTH if model.max_length >= UNLIMITED else model.max_length)
     check_length(model, length)
     plan = settings.plan

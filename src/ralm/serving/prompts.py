@@ -4,27 +4,26 @@ The tokens of a prompt are scored as `ralm eval` scores a text, with the top log
 
     p(y | x) = sum over prompt prefixes d of  weight_d  p(y | [d; x])             (REPLUG, Eq. 2)
 
-Shapes: K prompt prefixes, T targets, N tokens of a prompt, P targets of a sequence, V vocabulary.
+Shapes: K prompt prefixes, T targets of a row, N tokens, P targets of a sequence, V vocabulary.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from ralm.errors import ModelError
 from ralm.evaluation.perplexity import check_plan
-from ralm.lm.scoring import Scorer
+from ralm.lm.scoring import Scorer, merge_requests, split_by_tokens
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import in_context, plan, score
 from ralm.reading.mixture import mix, shares
 from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.tokens import PreparedText, first_tokens, prepare_text
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Readings, Request, ScoringSequence
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Request, ScoringSequence
 from ralm.serving import errors, indexes
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Settings
@@ -39,7 +38,6 @@ _LONG: Final = 10**18
 _BEFORE: Final = "a"
 """Text that is decoded before a token: some tokenizers write the space of a token only after other text."""
 _TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
-_Rows: TypeAlias = Sequence[tuple[int, Readings]]
 _NUMBERS_AT_ONCE: Final = 1 << 24
 """Log-probabilities of whole vocabularies that are held at once: 64 MiB of them."""
 _NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
@@ -101,23 +99,16 @@ def check_size(texts: Iterable[str], most: int, param: str) -> None:
     """Raise RequestError if texts have more bytes than `most` tokens stand for, so that they need not be tokenised."""
     size = sum(len(text.encode()) for text in texts)
     if size > most_bytes(most):
-        raise _too_long(-(-size // _LONGEST_TOKEN), most, param)
-
-
-def _too_long(least: int, most: int, param: str) -> errors.RequestError:
-    return errors.RequestError(
-        f"the text of `{param}` has at least {least:,} tokens, and the limit is {most:,}: send less.",
-        param=param,
-        code=TOO_LONG,
-    )
+        least = -(-size // _LONGEST_TOKEN)
+        raise errors.RequestError(
+            f"the text of `{param}` has at least {least:,} tokens, and the limit is {most:,}: send less.",
+            param=param,
+            code=TOO_LONG,
+        )
 
 
 def read_prompt(given: str | Sequence[int], model: SharedModel, most: int) -> ServedPrompt:
-    """The prompt that a request gives.
-
-    Raises RequestError if it is empty, has a token that the model does not know, or is a text that is too large for
-    `most` tokens.
-    """
+    """The prompt that a request gives; RequestError if it is empty, unknown to the model, or too long to tokenise."""
     if isinstance(given, str):
         check_size([given], most, "prompt")
         tokens = model.tokenizer.encode(given)
@@ -278,21 +269,27 @@ def _score_with_top(
     top_logprobs: int,
 ) -> None:
     """Score the targets of a text, with the top log-probabilities of each place."""
-    parts = reads.parts
-    scorer = Scorer(model, progress=False)
-    _, readings_R = score.rows_and_readings(prepared, scorer, hits, reads.passages, parts)
-    rows = [*zip(in_context.rows_with_targets(prepared.plan), readings_R, strict=True)]
-    for some in _chunks(rows, prepared, model.vocabulary or 1):
-        by_prefix = _read_rows(some, prepared, model, parts.evidence)
-        for row, readings in some:
-            targets = _targets(prepared, row)
-            log_probs_KN = np.array([by_prefix[row, number].own for number in range(len(readings))], np.float32)
-            log_weights_KT = parts.log_weights(readings, log_probs_KN, len(targets))
-            for place, log_weights_K in zip(targets, log_weights_KT.T, strict=True):
-                token = scored[place]
-                log_probs_KV = np.stack(
-                    [by_prefix[row, number].distributions[place] for number in range(len(readings))]
-                )
+    parts, plan_ = reads.parts, prepared.plan
+    _, readings_R = score.rows_and_readings(prepared, Scorer(model, progress=False), hits, reads.passages, parts)
+    rows = [
+        (range(int(plan_.target_begin_R[row]), int(plan_.end_R[row])), row, readings)
+        for row, readings in zip(in_context.rows_with_targets(plan_), readings_R, strict=True)
+    ]
+    vocabulary = model.vocabulary or 1
+    for some in split_by_tokens(rows, _NUMBERS_AT_ONCE, lambda one: len(one[0]) * len(one[2]) * vocabulary):
+        requests = [
+            (in_context.stride_request(prepared.tokens, plan_, row, prefix.tokens, before), len(targets))
+            for targets, row, readings in some
+            for before in [parts.evidence * (len(readings) > 1)]
+            for prefix in readings
+        ]
+        read = iter(_read_requests(requests, model))
+        for targets, _, readings in some:
+            own_K, log_probs_KTV = zip(*(next(read) for _ in readings), strict=True)
+            log_weights_KT = parts.log_weights(readings, np.stack(own_K), len(targets))
+            for column, place in enumerate(targets):
+                token, log_weights_K = scored[place], log_weights_KT[:, column]
+                log_probs_KV = np.stack([log_probs_TV[column] for log_probs_TV in log_probs_KTV])
                 log_probs_V = mix(log_probs_KV, log_weights_K).astype(np.float32)
                 token.log_prob = float(log_probs_V[token.token])
                 token.passages_K = readings.passages_K
@@ -300,82 +297,22 @@ def _score_with_top(
                 token.top_logprobs = _top(log_probs_V, top_logprobs)
 
 
-def _chunks(rows: _Rows, prepared: PreparedText, vocabulary: int) -> Iterator[_Rows]:
-    """Rows in order, as many at a time as there is room for their distributions, at least one."""
-    some: list[tuple[int, Readings]] = []
-    held = 0
-    for row, prefixes in rows:
-        needed = len(_targets(prepared, row)) * len(prefixes) * vocabulary
-        if some and held + needed > _NUMBERS_AT_ONCE:
-            yield some
-            some, held = [], 0
-        some.append((row, prefixes))
-        held += needed
-    yield some
-
-
-def _targets(prepared: PreparedText, row: int) -> range:
-    return range(int(prepared.plan.target_begin_R[row]), int(prepared.plan.end_R[row]))
-
-
-class _Reading(NamedTuple):
-    """A prompt prefix, and the context after it, which begins at the token `begin` of the text.
-
-    `targets` are the row, the number of the prefix and the place of each target and of its evidence; `shift` is the
-    position of a place in the sequence less the place.
-    """
-
-    prefix: IntArray
-    begin: int
-    shift: int
-    targets: list[tuple[int, int, int]]
-
-    def sequence(self, tokens: IntArray) -> ScoringSequence:
-        """The sequence for the model."""
-        places = sorted({place for *_, place in self.targets})
-        text = np.concatenate([self.prefix, tokens[self.begin : places[-1] + 1]])
-        return ScoringSequence(text, np.array(places, dtype=np.int64) + self.shift)
-
-
-@dataclass(slots=True, eq=False)
-class _ReadRow:
-    """The distributions (float32, V) of the targets of a row after a prefix by place, and the log-probabilities of the
-    evidence and of the targets."""
-
-    distributions: dict[int, FloatArray] = field(default_factory=dict)
-    own: list[float] = field(default_factory=list)
-
-
-def _read_rows(
-    rows: _Rows, prepared: PreparedText, model: SharedModel, evidence: int
-) -> dict[tuple[int, int], _ReadRow]:
-    """What is read of each row, by row and number of the prefix; up to `evidence` tokens before it if it has several.
-
-    If the model allows it, rows with the same prompt prefix and the same begin of the context share a sequence: the
-    shorter one is the beginning of the longer.
-    """
-    readings: dict[tuple[bytes, int, int], _Reading] = {}
-    for row, prefixes in rows:
-        for number, prefix in enumerate(prefixes):
-            tokens = prefix.tokens
-            begin = prepared.plan.context_begins(row, len(tokens))
-            key = tokens.tobytes(), begin, -1 if model.merges_prefixes else row
-            reading = readings.setdefault(key, _Reading(tokens, begin, len(tokens) - begin, []))
-            targets = _targets(prepared, row)
-            first = max(1, targets.start - evidence) if len(prefixes) > 1 else targets.start
-            reading.targets.extend((row, number, place) for place in range(first, targets.stop))
-    longest_first = sorted(readings.values(), key=lambda one: -(one.targets[-1][2] + one.shift))
-    sequences = [one.sequence(prepared.tokens) for one in longest_first]
-    found: dict[tuple[int, int], _ReadRow] = defaultdict(_ReadRow)
-    distributions = _read_distributions(model, sequences)
-    for reading, sequence, log_probs_PV in zip(longest_first, sequences, distributions, strict=True):
-        at = {int(target): row for row, target in enumerate(sequence.targets_P)}
-        for row, number, place in reading.targets:
-            log_probs_V = log_probs_PV[at[place + reading.shift]]
-            found[row, number].own.append(float(log_probs_V[prepared.tokens[place]]))
-            if place in _targets(prepared, row):
-                found[row, number].distributions[place] = log_probs_V.copy()  # a view would keep those of the evidence
-    return found
+def _read_requests(requests: Sequence[tuple[Request, int]], model: SharedModel) -> list[tuple[FloatArray, FloatArray]]:
+    """The log-probabilities of the targets of each request, and those of the whole vocabulary (float32, T x V) at its
+    last T targets. Requests are merged as a `Scorer` merges them."""
+    named = {number.to_bytes(4, "big"): request for number, (request, _) in enumerate(requests)}
+    merged = merge_requests(named, prefixes=model.merges_prefixes)
+    merged.sort(key=lambda one: -len(one[0]))
+    found: dict[bytes, tuple[FloatArray, FloatArray]] = {}
+    distributions = _read_distributions(model, [sequence for sequence, _ in merged])
+    for (sequence, keys), log_probs_PV in zip(merged, distributions, strict=True):
+        for key in keys:
+            request, last = requests[int.from_bytes(key, "big")]
+            first = np.searchsorted(sequence.targets_P, len(request) - len(request.targets))
+            log_probs_NV = log_probs_PV[first : first + len(request.targets)]
+            own_N = log_probs_NV[np.arange(len(request.targets)), request.targets]
+            found[key] = own_N, log_probs_NV[-last:].copy()  # a view would keep the distributions of the evidence
+    return [found[key] for key in named]
 
 
 def check_scores(model: LanguageModel) -> None:

@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +25,7 @@ from ralm.answering.prompts import QuestionPrompt
 from ralm.errors import ServerError, UsageError
 from ralm.reading.concatenation import Concatenation
 from ralm.records import Passage
-from ralm.serving import answers, errors, jobs, middleware, model, requests
+from ralm.serving import answers, errors, jobs, middleware, requests
 from ralm.serving.audit import AuditEntry, entry_of
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.options import PASSED_ON
@@ -62,7 +62,7 @@ def otherwise(request: Request, body: Any) -> Callable[[Exception], Awaitable[Re
     """What is done about an error before the answer: a request that only this server rejects is passed on."""
 
     async def respond(error: Exception) -> Response:
-        service = jobs.service_of(request)
+        service: Service = request.app.state.service
         if not isinstance(body, dict) or not _may_be_passed_on(error, body.get("ralm"), service):
             return errors.error_response(error)
         return await pass_on(request, body, "" if service.passes_on else str(error))
@@ -116,8 +116,9 @@ def passed_on_routes(service: Service) -> list[BaseRoute]:
 async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
     """The answer of the server of the model to a request, with passages in it; `warning` is for its header."""
     begin = time.monotonic()
-    service, workers = jobs.service_of(request), request.app.state.workers
+    service: Service = request.app.state.service
     upstream: Upstream = request.app.state.upstream
+    workers = request.app.state.workers
     path, query = request.url.path.removeprefix("/v1"), request.url.query
     name: JsonValue = upstream.endpoint.model
     entry, asked = entry_of(request), body.get("model")
@@ -125,14 +126,11 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
     if path == _EMBEDDINGS and body.get("model") not in service.models:
         name = body.get("model")  # another model of the same server
 
-    def address(reads: ReadConfig, passage: Passage) -> str:
-        return web_address(passage) or jobs.passage_address(request, reads, passage)
-
     async def work() -> Response:
         deadline = await workers.take_place()
         async with AsyncExitStack() as at_end:
             at_end.callback(workers.free_place)
-            async with _until(deadline):
+            async with jobs.until(deadline):
                 reads, texts, found = await asyncio.to_thread(_prepared, path, body, service)
                 told = answers.ResponseJson()
                 if found is None:
@@ -140,9 +138,10 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                     at_end.push_async_callback(answer.close)
                     content = await answer.content()
                     if answer.status >= 400:
-                        return await _response(content, answer, None, warning)
+                        return Response(content, answer.status, _headers(answer, warning), answer.kind)
                     told = _rewritten(content)
-                    found = await asyncio.to_thread(_found, [str(told["query"] or texts[0])], reads, service)
+                    query_texts, most = [str(told["query"] or texts[0])], service.options.limits.text_bytes
+                    found = await asyncio.to_thread(_found, query_texts, reads, most)
                 entry.prompts = [*texts]
                 reader = reads.settings.reading.chosen_reader
                 is_reversed = isinstance(reader, Concatenation) and reader.order == "best-last"
@@ -152,17 +151,19 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                 answer = await upstream.send(f"{path}?{query}" if query else path, {**sent, "model": name})
                 at_end.push_async_callback(answer.close)
 
-                def fields() -> answers.ResponseJson:  # made after the first words, which wait for nothing
-                    return _fields(found, reads, told, address)
+                def address(passage: Passage) -> str:
+                    return web_address(passage) or jobs.passage_address(request, reads, passage)
 
                 prompt = service.passed_on_prompt if path == _CHAT else None
-                by_index = partial(address, reads)
-                sources = None if reads.source is None else _sources(path, body, found, prompt, by_index, fields)
+                fields = partial(_fields, found, reads, told, address)  # called after the first words are sent
+                sources = None if reads.source is None else _sources(path, body, found, prompt, address, fields)
                 if not answer.is_stream:
                     content = await answer.content()
-                    return await _response(
-                        content, answer, sources, warning, partial(_take_whole, entry, service.metrics)
-                    )
+                    if answer.status < 400 and (value := _json_object(content)) is not None:
+                        _count(entry, service.metrics, value)
+                        entry.answers = dict(choice_texts(value))
+                        content = content if sources is None else _json(await sources.whole(value))
+                    return Response(content, answer.status, _headers(answer, warning), answer.kind)
             service.metrics.first.observe(time.monotonic() - begin)
             events = _events(answer, sources, deadline, service.metrics, entry)
             return jobs.EventStream(events, at_end.pop_all(), _headers(answer, warning))
@@ -171,16 +172,6 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
         return await jobs.unless_gone(request, work)
     except Exception as error:  # noqa: BLE001  # every error is a response
         return errors.error_response(error)
-
-
-@asynccontextmanager
-async def _until(deadline: float) -> AsyncIterator[None]:
-    """Raise RequestError if the block does not end before the deadline (seconds of `time.monotonic`)."""
-    try:
-        async with asyncio.timeout(deadline - time.monotonic()):
-            yield
-    except TimeoutError:
-        raise model.timed_out("timed out: ask for fewer tokens") from None
 
 
 def _prepared(
@@ -198,12 +189,7 @@ def _prepared(
         texts = [choice["query"]] * len(texts)
     elif texts and path == _CHAT and reads.source is not None and service.options.query == "rewrite":
         return reads, texts, None
-    return reads, texts, _found(texts, reads, service)
-
-
-def _found(texts: Sequence[str], reads: ReadConfig, service: Service) -> Sequence[Sequence[Passage]]:
-    """The passages for each text."""
-    return _retrieve([text[: service.options.limits.text_bytes] for text in texts], reads)
+    return reads, texts, _found(texts, reads, service.options.limits.text_bytes)
 
 
 def _checked(body: _Body, service: Service) -> tuple[Mapping[str, Any], ReadConfig]:
@@ -279,14 +265,14 @@ def _rewritten(content: bytes) -> answers.ResponseJson:
     return {"query": query, "query_usage": answer.get("usage")}
 
 
-def _retrieve(queries: Sequence[str], reads: ReadConfig) -> list[Sequence[Passage]]:
-    """The passages for each query, in the order of their numbers; none for an empty one, and without an index."""
-    found: list[Sequence[Passage]] = [()] * len(queries)
-    asked = [place for place, one in enumerate(queries) if one.strip()]
+def _found(texts: Sequence[str], reads: ReadConfig, most: int) -> Sequence[Sequence[Passage]]:
+    """The passages for the beginning of each text, in the order of their numbers; none for an empty one, and without an
+    index."""
+    found: list[Sequence[Passage]] = [()] * len(texts)
+    asked = [place for place, text in enumerate(texts) if text[:most].strip()]
     if reads.source is None or not asked:
         return found
-    reading, wanted = reads.settings.reading, [queries[place] for place in asked]
-    reader = reading.chosen_reader
+    reader, wanted = reads.settings.reading.chosen_reader, [texts[place][:most] for place in asked]
     hits = reads.source.search(wanted, reader.hits)
     for row, place in enumerate(asked):
         numbers = tuple(number for number, _ in hits.of(row))
@@ -322,14 +308,14 @@ def _fields(
     found: Sequence[Sequence[Passage]],
     reads: ReadConfig,
     told: answers.ResponseJson,
-    address: Callable[[ReadConfig, Passage], str],
+    address: Callable[[Passage], str],
 ) -> answers.ResponseJson:
     """The fields of a response about its passages."""
     passages = [one for some in found for one in some]
     config: answers.ResponseJson = {"index": reads.settings.index, "retriever": reads.settings.retrieval.retriever}
     return {
         "ralm": {**config, **told, "passages": [answers.passage_json(one) for one in passages]},
-        "search_results": [answers.search_result(one, address(reads, one)) for one in passages],
+        "search_results": [answers.search_result(one, address(one)) for one in passages],
     }
 
 
@@ -362,20 +348,6 @@ def warning_header(warning: str) -> dict[str, str]:
     return {WARNING: one_line(warning).encode("ascii", "replace").decode()[:_MAX_HEADER]} if warning else {}
 
 
-async def _response(
-    content: bytes,
-    answer: "UpstreamAnswer",
-    sources: TextSources | None,
-    warning: str,
-    count: Callable[[Mapping[str, JsonValue]], None] = lambda _: None,
-) -> Response:
-    """An answer that is whole, with its sources unless it is an error."""
-    if answer.status < 400 and (value := _json_object(content)) is not None:
-        count(value)
-        content = content if sources is None else _json(await sources.whole(value))
-    return Response(content, answer.status, _headers(answer, warning), answer.kind)
-
-
 def _count(entry: AuditEntry, metrics: middleware.Metrics, value: Mapping[str, JsonValue]) -> None:
     """Count the tokens that an answer or an event reports."""
     usage = value.get("usage")
@@ -383,12 +355,6 @@ def _count(entry: AuditEntry, metrics: middleware.Metrics, value: Mapping[str, J
         counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
         entry.prompt_tokens, entry.completion_tokens = (one if isinstance(one, int) else None for one in counts)
         metrics.count_tokens(entry.prompt_tokens or 0, entry.completion_tokens or 0)
-
-
-def _take_whole(entry: AuditEntry, metrics: middleware.Metrics, value: Mapping[str, JsonValue]) -> None:
-    """Count the tokens of a whole answer, and take its texts."""
-    _count(entry, metrics, value)
-    entry.answers = dict(choice_texts(value))
 
 
 async def _events(
@@ -403,7 +369,7 @@ async def _events(
     pieces, reported = 0, None
     try:
         while True:
-            async with _until(deadline):
+            async with jobs.until(deadline):
                 part = await anext(parts, b"")
             if not part:
                 break

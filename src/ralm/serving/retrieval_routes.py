@@ -137,10 +137,7 @@ def search(
     param: str = "k",
     wanted: Filter | None = None,
 ) -> FoundPassages:
-    """The passages for each query, all searched together; they are noted for the audit log. `param` is the name of k.
-
-    Raises RequestError if a query is too long, or as `SearchService.found`.
-    """
+    """As `SearchService.found`, for queries that are not too long; passages are noted for the audit log."""
     entry = entry_of(request)
     entry.prompts = [*queries]
     check_bytes([max(queries, key=len, default="")], service.options.limits.text_bytes, "query")

@@ -77,10 +77,8 @@ async def models(service: jobs.Served) -> dict[str, JsonValue]:
 @router.get("/v1/models/{name:path}")
 async def model(name: str, service: jobs.Served) -> JsonValue:
     """One model."""
-    known = _models(service)
-    if name not in known:
-        raise errors.model_not_found(f"the model {name!r} is not served; the models are: {', '.join(known)}.")
-    return known[name]
+    service.check_model(name)
+    return _models(service)[name]
 
 
 def _models(service: Service) -> dict[str, JsonValue]:

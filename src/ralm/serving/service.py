@@ -148,16 +148,14 @@ class Service(SearchService):
             found |= {f"{self.name}:{index}": index for index in self.indexes.names} | {f"{self.name}:{PLAIN}": None}
         return found
 
-    def check_model(self, name: str | None) -> None:
-        """Raise RequestError if a model is given that is not served."""
-        if name is not None and name not in self.models:
-            raise errors.model_not_found(f"the model {name!r} is not served; the models are: {', '.join(self.models)}.")
+    def check_model(self, name: str) -> None:
+        """Raise RequestError if no model of this name is served."""
+        if name not in self.models:
+            message = f"the model {name!r} is not served; the models are: {', '.join(self.models)}."
+            raise errors.RequestError(message, param="model", code="model_not_found", status=404)
 
     def chosen(self, model: str, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """The choices of a request by the name of the model and in its field `ralm` together.
-
-        Raises RequestError if the model is not served, or if the two contradict each other.
-        """
+        """The choices of a request by the name of the model and in its field `ralm`, which must not contradict it."""
         self.check_model(model)
         if model == self.name:
             return {**choice}
