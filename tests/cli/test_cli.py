@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.csv import read_csv
 
+from ralm.errors import ModelError
 from ralm.retrieval.index import open_index
 from ralm.terminal import visible
 from tests.cli.program import MODEL_LENGTH, TEXT, done, failed, printed, ralm
@@ -327,6 +328,21 @@ def test_reranking_and_its_options(work: Path, model: Path, evaluate: list[objec
     failed(
         ralm(*evaluate, "--rerank", f"lexical:lm={model}"), 2, "--rerank lexical has no key 'lm': its keys are candid"
     )
+
+
+def test_a_run_that_was_stopped_says_that_it_is_resumed(
+    evaluate: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object, **__: object) -> None:
+        raise ModelError("killed")
+
+    out = [*evaluate, "--limit-tokens", 40, "--out", tmp_path / "run"]
+    with monkeypatch.context() as patch:
+        patch.setattr("ralm.runs.run.write_run", dies)
+        failed(ralm(*out), 1, "killed")
+    failed(ralm(*out, "--stride", 8), 2, "begun with other settings (plan.stride 4 there, 8 here): give those again")
+    assert "resuming a run that was stopped" in done(*out).err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_concatenation(evaluate: list[object]) -> None:
