@@ -191,7 +191,6 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(200)))
-    log.close()
     assert {int(one["model"]) for one in lines_of(tmp_path / "audit.jsonl", 200)} == set(range(200))
 
 

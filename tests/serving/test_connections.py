@@ -18,7 +18,6 @@ import pytest
 from ralm.errors import UsageError
 from ralm.records import IntArray, NextTokens
 from ralm.serving import connections
-from ralm.serving.middleware import ServerKey
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.server import bound_socket
 from ralm.serving.service import Service
@@ -80,7 +79,7 @@ def test_half_a_request_is_ended(monkeypatch: pytest.MonkeyPatch, half: str) -> 
 
 
 def test_a_request_that_is_refused_is_not_read_for_ever() -> None:
-    service = Service(tiny(), ServeOptions(limits=Limits(body_seconds=0.5)), key=ServerKey("a-key"))
+    service = Service(tiny(), ServeOptions(limits=Limits(body_seconds=0.5)), key="a-key")
     with serving(service) as url, sent(url, HALVES["half a body"]) as slow:
         assert received(slow).startswith(b"HTTP/1.1 401 ")
 

@@ -17,7 +17,7 @@ from ralm.errors import UsageError
 from ralm.records import IntArray, NextTokens
 from ralm.retrieval.update import update_index
 from ralm.serving import server
-from ralm.serving.middleware import KEY, ServerKey, open_key
+from ralm.serving.middleware import KEY, open_key
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
@@ -161,7 +161,7 @@ def test_the_operator_says_what_requests_may_choose(index: Path) -> None:
 
 def test_without_the_key_nothing_is_told(index: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="ralm")
-    with serving(Service(tiny(), folders={"few": index}, key=ServerKey(SECRET))) as url:
+    with serving(Service(tiny(), folders={"few": index}, key=SECRET)) as url:
         body = {"model": MODEL, "prompt": "The sea", "max_tokens": 1}
         wrong = [None, "", SECRET, "Bearer", f"Bearer {SECRET}x", f"Basic {SECRET}", "Bearer \u00e9"]
         said = ""
@@ -230,7 +230,7 @@ def test_a_model_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_an_index_that_changes_is_served_as_it_was_until_it_is_reloaded(tmp_path: Path) -> None:
     folder = save_index(tmp_path / "index", DOCUMENTS[:2])
-    service = Service(tiny(), folders={"few": folder}, key=ServerKey(SECRET))
+    service = Service(tiny(), folders={"few": folder}, key=SECRET)
     with serving(service) as url, httpx.Client(base_url=url, headers={"Authorization": f"Bearer {SECRET}"}) as http:
 
         def titles(query: str) -> list[str]:

@@ -13,7 +13,6 @@ import pytest
 
 from ralm import Document
 from ralm.serving.audit import AuditLog
-from ralm.serving.middleware import ServerKey
 from ralm.serving.search_service import SearchService
 from tests.serving.served import DOCUMENTS, save_index, serving
 
@@ -125,7 +124,7 @@ def test_wrong_calls_are_sentences_that_a_model_can_read(asked: Callable[[Any], 
 
 def test_the_key_and_the_audit_log(index: Path, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    with serving(SearchService(folders={"few": index}, key=ServerKey("sk-key"), audit=AuditLog(log))) as url:
+    with serving(SearchService(folders={"few": index}, key="sk-key", audit=AuditLog(log))) as url:
         call = {"name": "search", "arguments": {"query": "whales"}}
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
         headers = {"Accept": "application/json, text/event-stream", "Authorization": "Bearer sk-key"}

@@ -12,7 +12,6 @@ import pytest
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.reading.plan import PlanOptions
 from ralm.records import Document
-from ralm.serving.middleware import ServerKey
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.service import Service
 from tests.api.backings import OfModel
@@ -109,7 +108,7 @@ def test_what_may_be_chosen(page_url: str, folder: Path) -> None:
     assert told["choices"]["retriever"] == {"values": ["bm25", "random"]}, "the index has no vectors"
     assert told["choices"]["documents"] == {"least": 1, "most": 100}
     assert told["can"] == {"chat": False, "turns": True, "completions": True, "logprobs": True, "gain": True}
-    with serving(Service(tiny(), ServeOptions(allow=("reader",)), folders={"few": folder}, key=ServerKey(KEY))) as url:
+    with serving(Service(tiny(), ServeOptions(allow=("reader",)), folders={"few": folder}, key=KEY)) as url:
         assert httpx.get(f"{url}/choices").status_code == 401
         assert httpx.get(f"{url}/").status_code == 200
         told = httpx.get(f"{url}/choices", headers={"Authorization": f"Bearer {KEY}"}).json()
@@ -294,7 +293,7 @@ def test_escape_stops_and_errors_are_told(tab: Tab, folder: Path) -> None:
 @needs_browser
 def test_a_key_is_asked_for_and_kept_nowhere(tab: Tab, folder: Path) -> None:
     options = ServeOptions(allow=("reader", "gain"))
-    with serving(Service(tiny(), options, folders={"few": folder}, key=ServerKey(KEY))) as url:
+    with serving(Service(tiny(), options, folders={"few": folder}, key=KEY)) as url:
         tab.open(f"{url}/#tab=play&max_tokens=4&reader=ensemble")
         assert tab.value("document.getElementById('key').checkVisibility()")
         tab.type("#key", KEY)

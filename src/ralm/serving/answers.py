@@ -218,7 +218,7 @@ class ServedAnswer(ABC):
         """The passages of the response, with the JSON of each choice about them; empty without an index."""
         if self._reads.source is None:
             return {}
-        self._note(self._reads.read)
+        self._note([*self._reads.parts.ranks])  # tokens only name the best of a context
         choices: list[JsonValue] = [
             {"index": number, **self._choice_sources(one, with_tokens=with_tokens)}
             for number, one in enumerate(self._choices)
@@ -238,7 +238,7 @@ class ServedAnswer(ABC):
         if self._reads.source is None:
             return {}
         before = len(self._passages)
-        self._note(self._reads.read)
+        self._note([*self._reads.parts.ranks])
         with_passages = self._tokens_json(tokens)
         new = [passage_json(one) for one in [*self._passages.values()][before:]]
         return {"ralm": {"choices": [{"index": choice, "tokens": with_passages}], "passages": [*new]}}

@@ -117,10 +117,6 @@ class AuditLog:
             before, self._file, self._is_torn = self._file, file, False
         os.close(before)
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
-
 
 def entry_of(request: Any) -> AuditEntry:
     """The entry of a request."""

@@ -48,6 +48,7 @@ BODY: Final = "unusable_body"
 """The kind of pydantic's errors about a whole body; their message goes on from "the body"."""
 FIELD: Final = "unusable_field"
 """The kind of pydantic's errors about a field; their message goes on from its name."""
+NO_OBJECT: Final = "the body must be a JSON object; send it with the header Content-Type: application/json."
 _TYPES: Final = ("str", "int", "float", "bool", "constrained-str")
 """Parts of pydantic's locations that name a type of a field."""
 _MAX_CHARACTERS: Final = 1000
@@ -84,26 +85,26 @@ def error_body(message: str, status: int, *, param: str | None = None, code: str
     return {"error": {"message": shown, "type": kind, "param": param, "code": code}}
 
 
-def validation_message(error: Mapping[str, Any], known: Sequence[str]) -> tuple[str, str | None]:
-    """One of pydantic's errors as a sentence, and its field; `known` are the names of all fields."""
+def validation_error(error: Mapping[str, Any], known: Sequence[str]) -> RequestError:
+    """One of pydantic's errors as that of its field; `known` are the names of all fields."""
     place = [str(part) for number, part in enumerate(error["loc"]) if number or part not in ("body", "query", "path")]
     param = ".".join(part for part in place if "[" not in part and part not in _TYPES) or None
     kind = error["type"]
     if kind == "json_invalid":
-        return "the body is not JSON; send one JSON object.", None
+        return RequestError("the body is not JSON; send one JSON object.")
     if kind == BODY:
-        return f"the body {error['msg']}.", None
+        return RequestError(f"the body {error['msg']}.")
     if kind == FIELD:
-        return f"`{param}` {error['msg']}.", param
+        return RequestError(f"`{param}` {error['msg']}.", param=param)
     if param is None:
-        return "the body must be a JSON object; send it with the header Content-Type: application/json.", None
+        return RequestError(NO_OBJECT)
     if kind == "extra_forbidden":
         close = get_close_matches(place[-1], known, n=1)
         hint = removal_of(place[-1]) or (f"the nearest is `{close[0]}`." if close else None)
-        return f"`{param}` is not a field of this request{f'; {hint}' if hint else '.'}", param
+        return RequestError(f"`{param}` is not a field of this request{f'; {hint}' if hint else '.'}", param=param)
     if kind == "literal_error" and (removal := removal_of(f"{place[-1]}={error['input']}")):
-        return removal, param
-    return f"`{param}` {_FAULTS.get(kind) or 'is wrong: ' + str(error['msg'])}.", param
+        return RequestError(removal, param=param)
+    return RequestError(f"`{param}` {_FAULTS.get(kind) or 'is wrong: ' + str(error['msg'])}.", param=param)
 
 
 def error_response(error: BaseException) -> Response:

@@ -175,11 +175,6 @@ class ReadConfig:
     parts: NotedParts = field(default_factory=NotedParts)
 
     @property
-    def read(self) -> Sequence[int]:
-        """The passages that a completion put before texts; tokens only name the best of a context."""
-        return [*self.parts.ranks]
-
-    @property
     def passages(self) -> Passages:
         """The passages of the index, by number."""
         return () if self.source is None else self.source.passages

@@ -41,23 +41,13 @@ _MAX_PATH: Final = 1000
 _SAFE_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
-class ServerKey:
-    """A key by its digest. Raises UsageError if no header can hold it."""
-
-    def __init__(self, key: str) -> None:
+def open_key(host: str, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the key of the environment; UsageError if no header can hold it, or there is none and other computers can
+    reach the host."""
+    if key := environment.get(KEY):
         if not _CHARACTERS.fullmatch(key):
             raise UsageError(f"the key in {KEY} has a space, a line break or a letter that is not ASCII; set it again.")
-        self._digest = _digest(key)
-
-    def matches(self, sent: str) -> bool:
-        """Return whether a client sent this key; every wrong one takes the same time."""
-        return hmac.compare_digest(self._digest, _digest(sent))
-
-
-def open_key(host: str, environment: Mapping[str, str] = os.environ) -> ServerKey | None:
-    """Return the key of the environment; UsageError if there is none and other computers can reach the host."""
-    if key := environment.get(KEY):
-        return ServerKey(key)
+        return key
     if not is_loopback(host):
         raise UsageError(
             f"other computers can reach `host` {host}: put a key for clients into the environment variable {KEY}, or "
@@ -83,9 +73,9 @@ def _digest(key: str) -> bytes:
 class Guard:
     """Passes on requests with the key (or, without one, to a loopback host) and a body of at most `body_bytes`."""
 
-    def __init__(self, app: ASGIApp, key: ServerKey | None, body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, key: str | None, body_bytes: int) -> None:
         self._app = app
-        self._key = key
+        self._key = None if key is None else _digest(key)
         self._body_bytes = body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +118,8 @@ class Guard:
             raise RequestError(message, code="forbidden_host", status=403)
         if self._key is not None and path not in _OPEN:
             kind, _, sent = headers.get("authorization", "").partition(" ")
-            if not self._key.matches(sent.strip()) or kind.lower() != "bearer":
+            matches = hmac.compare_digest(self._key, _digest(sent.strip()))  # every wrong one takes the same time
+            if not matches or kind.lower() != "bearer":
                 message = "the key is missing or wrong: send the header Authorization: Bearer KEY."
                 raise RequestError(message, code="invalid_api_key", status=401)
         length = headers.get("content-length", "0")

@@ -91,8 +91,7 @@ async def _endpoint(request: Request) -> Response:
     """The answer to a request where all are passed on, whose body is only read here."""
     body = _json_object(await request.body())
     if body is None:
-        message = "the body must be a JSON object; send it with the header Content-Type: application/json."
-        return errors.error_response(errors.RequestError(message))
+        return errors.error_response(errors.RequestError(errors.NO_OBJECT))
     return await pass_on(request, body)
 
 
@@ -197,8 +196,7 @@ def _checked(body: _Body, service: Service) -> tuple[Mapping[str, Any], ReadConf
     try:
         given = requests.PassedOnRequest.model_validate(body)
     except pydantic.ValidationError as error:
-        message, param = errors.validation_message({**error.errors()[0]}, [*requests.Chosen.model_fields])
-        raise errors.RequestError(message, param=param) from None
+        raise errors.validation_error({**error.errors()[0]}, [*requests.Chosen.model_fields]) from None
     if given.ralm is not None and given.ralm.sources is not None and "messages" not in body:
         message = "`sources` is for chats, and has no effect in a completion: leave it out."
         raise errors.RequestError(message, param="ralm.sources")

@@ -13,7 +13,6 @@ from ralm.retrieval.filters import Filter
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving import errors, indexes, middleware
 from ralm.serving.audit import AuditLog
-from ralm.serving.middleware import ServerKey
 from ralm.serving.options import PLAIN, ServeOptions, Settings, with_choices
 
 
@@ -43,7 +42,7 @@ class SearchService:
         settings: Settings | None = None,
         folders: Mapping[str, Path] | None = None,
         *,
-        key: ServerKey | None = None,
+        key: str | None = None,
         audit: AuditLog | None = None,
     ) -> None:
         self.options = options or ServeOptions()

@@ -69,8 +69,6 @@ _LOGGERS: Final = ("ralm.serving", "uvicorn.error", "asyncio")
 """Loggers of faults that clients can cause."""
 _END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _ROUTER: Final = APIRouter()
-_OF_MODELS: Final = APIRouter()
-"""The routes that only a server with a language model has."""
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -80,8 +78,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     fields = _FIELDS.get(path, {})
     part = next((name for name in fields if name in faults[0]["loc"]), "")
     known = [*fields[part].model_fields] if part in fields else []
-    message, param = errors.validation_message(faults[0], known)
-    rejected = errors.RequestError(message, param=param)
+    rejected = errors.validation_error(faults[0], known)
     if path.startswith("/v1/"):  # a server behind may accept it
         return await proxy.otherwise(request, error.body)(rejected)
     return errors.error_response(rejected)
@@ -157,13 +154,13 @@ def _digest(tag: str, html: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 
 
-@_OF_MODELS.get("/", include_in_schema=False)
+@routes.router.get("/", include_in_schema=False)
 async def root(service: jobs.Served) -> HTMLResponse:
     """The page."""
     return _page(has_key=service.key is not None)
 
 
-@_OF_MODELS.get("/choices")
+@routes.router.get("/choices")
 async def list_choices(service: jobs.Served) -> dict[str, JsonValue]:
     """The model, its default settings, and the choices of requests."""
     allowed = {name: _values(name, service) for name in service.choices}
@@ -258,7 +255,7 @@ def make_app(service: SearchService) -> FastAPI:
     routers = [retrieval_routes.search_router, _ROUTER]
     if isinstance(service, Service):
         app.router.routes.extend(proxy.passed_on_routes(service))
-        routers += [routes.router, _OF_MODELS]
+        routers.append(routes.router)
     for router in routers:
         app.include_router(router, dependencies=[Depends(_check_query)])
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -12,7 +12,6 @@ from ralm.protocols import UNLIMITED, LanguageModel, WritingModel, traits_of
 from ralm.reading.sampling import GenerationOptions
 from ralm.serving import chat, completion, errors, indexes
 from ralm.serving.audit import AuditLog
-from ralm.serving.middleware import ServerKey
 from ralm.serving.model import SharedModel
 from ralm.serving.options import (
     CHOICES,
@@ -61,7 +60,7 @@ class Service(SearchService):
         folders: Mapping[str, Path] | None = None,
         *,
         ranker: LanguageModel | None = None,
-        key: ServerKey | None = None,
+        key: str | None = None,
         audit: AuditLog | None = None,
         max_length: int | None = None,
     ) -> None:
