@@ -269,20 +269,20 @@ def _score_with_top(
     top_logprobs: int,
 ) -> None:
     """Score the targets of a text, with the top log-probabilities of each place."""
-    parts, plan_ = reads.parts, prepared.plan
+    parts, begin_R, end_R = reads.parts, prepared.plan.target_begin_R.tolist(), prepared.plan.end_R.tolist()
     _, readings_R = score.rows_and_readings(prepared, Scorer(model, progress=False), hits, reads.passages, parts)
     rows = [
-        (range(int(plan_.target_begin_R[row]), int(plan_.end_R[row])), row, readings)
-        for row, readings in zip(in_context.rows_with_targets(plan_), readings_R, strict=True)
+        (range(begin_R[row], end_R[row]), row, readings)
+        for row, readings in zip(in_context.rows_with_targets(prepared.plan), readings_R, strict=True)
     ]
     vocabulary = model.vocabulary or 1
     for some in split_by_tokens(rows, _NUMBERS_AT_ONCE, lambda one: len(one[0]) * len(one[2]) * vocabulary):
-        requests = [
-            (in_context.stride_request(prepared.tokens, plan_, row, prefix.tokens, before), len(targets))
-            for targets, row, readings in some
-            for before in [parts.evidence * (len(readings) > 1)]
-            for prefix in readings
-        ]
+        requests = list[tuple[Request, int]]()
+        for targets, row, readings in some:
+            before = parts.evidence * (len(readings) > 1)
+            for prefix in readings:
+                request = in_context.stride_request(prepared.tokens, prepared.plan, row, prefix.tokens, before)
+                requests.append((request, len(targets)))
         read = iter(_read_requests(requests, model))
         for targets, _, readings in some:
             own_K, log_probs_KTV = zip(*(next(read) for _ in readings), strict=True)
