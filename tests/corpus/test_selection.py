@@ -95,7 +95,7 @@ def test_all_that_is_skipped_is_listed(folder: Path, tmp_path: Path) -> None:
     assert Counter(one["reason"] for one in listed) == {UNKNOWN: 21, BROKEN_LINES: 1}
     assert {"reason": UNKNOWN, "skipped": f"{folder}/notes.log"} in listed
     done("sync", tmp_path / "index", "--skipped", tmp_path / "again.jsonl", "--dry-run")
-    assert len((tmp_path / "again.jsonl").read_text().splitlines()) == 21, "unchanged files are not read"
+    assert len((tmp_path / "again.jsonl").read_text().splitlines()) == 22, "what is skipped in unchanged files, too"
     missing = ralm("index", folder, "--out", tmp_path / "x", "--skipped", tmp_path / "no" / "file")
     assert missing.err == f"ralm: {tmp_path}/no/file: No such file or directory\n"
 

@@ -15,14 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from ralm.errors import CorpusError, InputError, TextError, UsageError
 from ralm.storage.remote import FilePath
 from ralm.terminal import path_text
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 BYTE_ORDER_MARK: Final = "\ufeff"
 # UTF-32 first: its little-endian mark begins with the mark of UTF-16
@@ -190,7 +187,7 @@ class _Recoded(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: "WriteableBuffer") -> int:
+    def readinto(self, buffer: Any) -> int:
         room, block = memoryview(buffer).cast("B"), b"-"
         while block and not self._decoded:
             block = self._stream.read(len(room))
