@@ -88,28 +88,3 @@ def test_llama_cpp_gives_no_figures_for_a_token_that_ends_within_a_character(
     cut = {**whole, "logit_bias": [[159, 1000]]}
     assert "completion_probabilities" in post(servers["llama.cpp"], "//completion", whole)
     assert "completion_probabilities" not in post(servers["llama.cpp"], "//completion", cut)
-
-
-def test_llama_cpp_ignores_echo(servers: dict[str, str], tokens: list[int]) -> None:
-    body = {"prompt": tokens, "max_tokens": 1, "logprobs": 1, "echo": True}
-    assert len(post(servers["llama.cpp"], "/completions", body)["choices"][0]["logprobs"]["content"]) == 1
-
-
-def test_llama_cpp_python_reads_each_token_of_the_prompt_after_itself(servers: dict[str, str]) -> None:
-    """Its echo has the right length and the wrong figures: only figures tell."""
-    name = servers["llama-cpp-python"]
-    after = post(name, "/completions", {"prompt": "The list", "max_tokens": 1, "logprobs": 1})["choices"][0]
-    (expected,) = after["logprobs"]["token_logprobs"]
-    prompt = "The list" + after["text"]
-    echoed = post(name, "/completions", {"prompt": prompt, "max_tokens": 1, "logprobs": 1, "echo": True})
-    found = echoed["choices"][0]["logprobs"]
-    assert "".join(found["tokens"]) == prompt
-    assert found["token_logprobs"][0] is None
-    assert abs(found["token_logprobs"][-1] - expected) > 0.1
-
-
-def test_transformers_ignores_logprobs(servers: dict[str, str]) -> None:
-    body = {"prompt": "The list type", "max_tokens": 1, "logprobs": 2, "echo": True}
-    (choice,) = post(servers["transformers"], "/completions", body)["choices"]
-    assert choice["text"] == " of"
-    assert "logprobs" not in choice

@@ -171,7 +171,7 @@ def test_lucene_gives_the_same_top_16(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(stream, "STREAM_OVERLAP", 0.0 if way == "stream" else 2.0)
     lines = shared("golden", "lucene", "wikitext_stride_queries.jsonl").read_text(encoding="utf-8").splitlines()
     golden = [json.loads(line) for line in lines]
-    build_index(wikitext_passages(), tmp_path / "index")
+    build_index(wikitext_passages(), tmp_path / "index", analyser="lucene")
     hits = open_index(tmp_path / "index").bm25.retrieve([case["query"] for case in golden], 100)
     assert len(golden) == 600
     for row, case in enumerate(golden):
