@@ -1,11 +1,8 @@
-"""Public bug reports of people who do this job, a line each, as far as no other test has them: reports that failed here
-once, and those that never did.
+"""Public bug reports of people who do this job, a line each, as far as no other test has them.
 
-Others stand where they are decided: partial stop strings (`reading/test_pieces.py`), -inf (`reading/test_ensemble.py`),
-stale log-probabilities (`lm/test_continuation.py`), documents of punctuation (`retrieval/test_bm25.py`), marks of byte
-order (`corpus/test_odd_files.py`), windows that lose targets (`reading/test_plan.py`), joins inside a token
-(`harness/test_harness_model.py`), citations (`answering/test_quotes.py`), defaults of clients
-(`serving/test_defaults_of_clients.py`).
+Others stand where they are decided: `reading/test_pieces.py`, `reading/test_ensemble.py`, `lm/test_continuation.py`,
+`retrieval/test_bm25.py`, `corpus/test_odd_files.py`, `reading/test_plan.py`, `harness/test_harness_model.py`,
+`answering/test_quotes.py` and `serving/test_defaults_of_clients.py`.
 """
 
 import math

@@ -35,7 +35,6 @@ def runs(text: str, ngram: int) -> list[tuple[str, ...]]:
 
 
 def overlaps(decontamination: Decontamination, text: str) -> bool:
-    """Whether a text overlaps that is one passage."""
     return decontamination.overlaps(text, [(0, len(text))])[0]
 
 

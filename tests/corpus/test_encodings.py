@@ -50,13 +50,9 @@ def test_the_beginning_tells_unicode(name: str, content: str, texts: list[str], 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32-be", "gb18030"])
 def test_files_longer_than_a_piece(name: str, encoding: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(LONG.encode(encoding))
-    documents = read(tmp_path / name, encoding="gb18030")
-    assert [document.text for document in documents] == [f"line {number} é😁" for number in range(20_000)]
-
-
-def test_a_file_without_a_suffix(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes("text é".encode("utf-16"))
-    assert [document.text for document in read(tmp_path)] == ["text é"]
+    (tmp_path / "without a suffix").write_bytes("text é".encode("utf-16"))
+    documents = read(tmp_path, encoding="gb18030")
+    assert [document.text for document in documents] == ["text é", *(f"line {place} é😁" for place in range(20_000))]
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.csv", "x.jsonl", "x.json"])

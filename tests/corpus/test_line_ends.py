@@ -25,7 +25,6 @@ FILES: Final[dict[str, Callable[[str], str]]] = {
     "a.txt": lambda end: TEXT.replace("\n", end),
     "a.md": lambda end: f"---\ntitle: sheep\n---\n{TEXT}".replace("\n", end),
     "a.rst": lambda end: TEXT.replace("\n", end),
-    "a.yaml": lambda end: TEXT.replace("\n", end),
     "a.html": lambda end: f"<h1>One</h1>\n<pre>{TEXT}</pre>\n<p>some\nwords</p>".replace("\n", end),
     "a.eml": lambda end: MAIL.replace("\n", end),
     "a.ipynb": lambda end: json.dumps({"cells": [{"cell_type": "markdown", "source": [TEXT.replace("\n", end)]}]}),

@@ -15,7 +15,6 @@ from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.records import Document, IntArray
 from tests.fakes import WordTokenizer
-from tests.shared_data import shared
 
 TEXTS = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(" \n\t\x1c\x85\u3000é中กี้。😀")))
 SPACED = st.text(st.sampled_from(" \n\t\x1c\x85\u3000aé\u0301한ж,.!😀"))
@@ -117,21 +116,3 @@ def test_a_document_is_split_as_was_asked() -> None:
 def test_passages_repeat_only_the_beginning_of_a_long_title() -> None:
     [passage] = make_passages([Document("a", "ab" * 1_000_000, "text")])
     assert passage.title == "ab" * 2_048
-
-
-def test_by_tokens_of_gpt2() -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    folder = shared("data", "gpt2_bpe")
-    bpe = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-    class GPT2Tokenizer(WordTokenizer):
-        def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-            encoded = bpe.encode(text)
-            return np.array(encoded.ids, dtype=np.int64), np.array(encoded.offsets, dtype=np.int64)
-
-    text = shared("data", "wikitext_raw", "test.txt").read_text(encoding="utf-8")[:200_000] + "中文😀 ᚠᛇᚻ " * 200
-    for tokens in (1, 7, 128):
-        pieces = list(split_by_model_tokens(text, full_tokenizer(GPT2Tokenizer()), tokens))
-        assert_slices_in_order(pieces, text)
