@@ -85,7 +85,7 @@ def test_search(work: Path) -> None:
     assert printed("search", work / "index", "sings")["hits"][0]["text"][slice(*mark)] == "sing"
     assert (found["hits"][0]["title"], found["hits"][0]["document_id"]) == ("The Hill", "hill")
     assert found["hits"][0]["score"] >= found["hits"][1]["score"] > 0
-    assert re.match(r"  1\. +\d\.\d{3}  hill  The Hill\n     ", done("search", work / "index", "sheep").out)
+    assert re.match(r"  1\. +\d\.\d{3}  hill, \S+:2  The Hill\n     ", done("search", work / "index", "sheep").out)
     nothing = done("search", work / "index", "zzz")
     assert nothing.out == ""
     assert "no passage was found" in nothing.err

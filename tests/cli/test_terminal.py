@@ -61,7 +61,7 @@ def test_terms_of_a_query_are_bold_in_a_terminal(
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", **variables}.items():
         monkeypatch.setenv(name, value)
     shown = ralm("search", index, "whale seas").out
-    assert f"  a  {before}Sea{after}\n     {before}whales{after} sing\n" in shown
+    assert f"  a, corpus.jsonl:1  {before}Sea{after}\n     {before}whales{after} sing\n" in shown
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

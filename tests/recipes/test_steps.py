@@ -44,7 +44,7 @@ def test_a_recipe_is_made_of_its_data() -> None:
     assert (cell.how, cell.column, cell.published) == ("ranked by GPT-2 S", "WikiText-103, word perplexity", 20.8)
     assert cell.measure is not None
     assert [spelt(step)[:-2] for step in in_order(cell.measure.steps)] == [
-        ["index", "wikipedia-2018", "--forbidden-titles", "wikitext-103-titles"],
+        ["index", "wikipedia-2018", "--analyser", "lucene", "--forbidden-titles", "wikitext-103-titles"],
         [
             *["retrieve", "wikitext-103-test", "--lm", "gpt2", "--index", "a-step", "-k", "6", "--retriever", "bm25"],
             *["--semantics", "official", "--stride", "4", "--windows", "blocked", "--block", "64"],
