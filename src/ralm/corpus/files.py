@@ -109,7 +109,7 @@ def whole_text(path: FilePath, error: type[InputError] = CorpusError, encoding: 
 
 def line_feeds(text: str) -> str:
     """Return a text whose lines end as on Unix, however they end in a file."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def decode(

@@ -84,7 +84,7 @@ def split_document(document: Document, splitting: Splitting, tokenizer: FullToke
 
 def split_by_words(text: str, words: int) -> Iterator[Piece]:
     """Slices of `words` words, the last one possibly shorter; `ralm.corpus.words` says what counts as one."""
-    return (Piece(text[begin:end], begin, end) for begin, end in runs_of_words(text, words))
+    return (Piece(match[0], match.start(), match.end()) for match in runs_of_words(text, words))
 
 
 def split_by_model_tokens(text: str, tokenizer: FullTokenizer, tokens: int) -> Iterator[Piece]:

@@ -257,8 +257,8 @@ def _sentences(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
 
 def _words(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
     """The parts of a sentence or line that has too many words."""
-    for first, last in runs_of_words(text, words, begin, end):
-        yield _unit(text, first, last, words)
+    for match in runs_of_words(text, words, begin, end):
+        yield _unit(text, match.start(), match.end(), words)
 
 
 def _unit(text: str, begin: int, end: int, words: int, header: str = "") -> _Unit:

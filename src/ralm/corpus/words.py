@@ -43,14 +43,12 @@ def count_words(text: str, most: int, begin: int = 0, end: int | None = None) ->
     return sum(1 for _ in islice(compiled(_WORD).finditer(text, begin, last), most + 1))
 
 
-def runs_of_words(text: str, words: int, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield where each run of so many words of a part of a text begins and ends; the last one may have fewer."""
+def runs_of_words(text: str, words: int, begin: int = 0, end: int | None = None) -> Iterator[Any]:
+    """Return the matches of runs of so many words in a part of a text; the last one may have fewer."""
     last = len(text) if end is None else end
     if _has_spaceless(text):
-        matches: Iterator[Any] = compiled(_run(_WORD, f"[{_SPACE}]*+", words)).finditer(text, begin, last)
-    else:
-        matches = _spaced(words).finditer(text, begin, last)
-    return (match.span() for match in matches)
+        return compiled(_run(_WORD, f"[{_SPACE}]*+", words)).finditer(text, begin, last)
+    return _spaced(words).finditer(text, begin, last)
 
 
 def bare_words(text: str, *, joined: bool = False) -> list[str]:

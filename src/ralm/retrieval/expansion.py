@@ -74,11 +74,11 @@ class ExpandedPassages(Sequence[Passage]):
         """The text of a passage without the words at its beginning that end the passage before."""
         if not self._overlap or not before:
             return following
-        last = [before[begin:end] for begin, end in runs_of_words(before, 1)][-self._overlap :]
+        last = [word[0] for word in runs_of_words(before, 1)][-self._overlap :]
         words = [*islice(runs_of_words(following, 1), self._overlap)]
         for count in range(min(len(last), len(words)), 0, -1):
-            if last[-count:] == [following[begin:end] for begin, end in words[:count]]:
-                return following[words[count - 1][1] :].lstrip()
+            if last[-count:] == [word[0] for word in words[:count]]:
+                return following[words[count - 1].end() :].lstrip()
         return following
 
 
