@@ -34,6 +34,8 @@ _SIGNS: Final = (range(0xA0, 0x100), range(0x2070, 0x2500), range(0x3100, 0x3400
 """Where Unicode has signs that NFKC writes with letters or digits."""
 _DENSE: Final = r"[[\p{Line_Break=Complex_Context}\p{Script=Javanese}\p{Script=Balinese}]&&[\p{L}\p{M}]]"
 """A letter or mark of a script without spaces, and with words of several characters."""
+_MAY_BE_DENSE: Final = re.compile("[\u0e00-\u1bff\ua900-\uaaff\U00011700-\U0001174f]")
+"""The blocks of these scripts and others, which are found ten times faster."""
 _SPACE: Final = rf"(?<={_DENSE})\u200b+(?={_DENSE})"
 _PART: Final = rf"(?P<space>{_SPACE})|{_SUPERSCRIPT}|(?s:.)(?:{_MARK}|(?!{_SPACE})[{_UNSEEN}])*+"
 
@@ -73,21 +75,16 @@ def split_dense(text: str) -> Iterator[tuple[int, str, bool]]:
     """Yield the parts of a text in scripts without spaces, and those between them, each after the place where it begins
     and before whether it is in such a script."""
     end = 0
-    for dense in compiled(f"{_DENSE}+").finditer(text):
+    for dense in compiled(f"{_DENSE}+").finditer(text) if _MAY_BE_DENSE.search(text) else ():
         yield end, text[end : dense.start()], False
         yield dense.start(), dense[0], True
         end = dense.end()
     yield end, text[end:], False
 
 
-def character_ends(text: str) -> list[int]:
-    """Return where the characters of a text end, each with its marks."""
-    return [character.end() for character in compiled(r"\X").finditer(text)]
-
-
-def clusters_of(text: str) -> list[str]:
-    """Return the characters of a text, each with its marks."""
-    return compiled(r"\X").findall(text)
+def characters(text: str) -> "Iterator[regex.Match[str]]":
+    """Return the matches of the characters of a text, each with its marks."""
+    return compiled(r"\X").finditer(text)
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 import numpy as np
 
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals
-from ralm.corpus.plain import character_ends
+from ralm.corpus.plain import characters
 from ralm.corpus.structure import Piece, split_by_sentences, split_by_structure
 from ralm.corpus.words import runs_of_words
 from ralm.errors import UsageError
@@ -92,7 +92,7 @@ def split_by_model_tokens(text: str, tokenizer: FullTokenizer, tokens: int) -> I
     _, spans_N2 = tokenizer.encode_with_spans(text)
     whole = spans_N2[1:, 0] >= spans_N2[:-1, 1]
     if not text.isascii():
-        whole &= np.isin(spans_N2[1:, 0], character_ends(text))
+        whole &= np.isin(spans_N2[1:, 0], [character.end() for character in characters(text)])
     ends = [*(np.flatnonzero(whole) + 1).tolist(), len(spans_N2)]
     begin = 0
     while begin < len(spans_N2):

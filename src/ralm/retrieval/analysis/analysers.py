@@ -21,7 +21,7 @@ from unicodedata import normalize
 
 import Stemmer
 
-from ralm.corpus.plain import PlainPart, clusters_of, compiled, plain_parts, plain_text, split_dense
+from ralm.corpus.plain import PlainPart, characters, compiled, plain_parts, plain_text, split_dense
 from ralm.retrieval.analysis import LUCENE, TermsOfRun
 
 if TYPE_CHECKING:
@@ -94,8 +94,10 @@ def _terms_of_plain(terms: TermsOfRun, run: str) -> tuple[str, ...]:
     """Return the terms of a run as plain text; characters of dense scripts are paired with their neighbours."""
     if run.isascii():
         return terms(run)
-    parts = split_dense(plain_text(run))
-    return tuple([term for _, part, dense in parts for term in (_pairs(clusters_of(part)) if dense else terms(part))])
+    found: list[str] = []
+    for _, part, dense in split_dense(plain_text(run)):
+        found += _pairs([character[0] for character in characters(part)]) if dense else terms(part)
+    return tuple(found)
 
 
 def _terms_as_in_lucene(name: str) -> TermsOfRun:
@@ -143,17 +145,10 @@ def placed_words(name: str, text: str) -> Iterator[PlacedWord]:
     pieces = [(0, plain, False)] if exact else split_dense(plain)
     last = 0
     for first, piece, dense in pieces:
-        for begin, word in _placed_clusters(piece) if dense else _placed(piece):
+        for begin, word in ((one.start(), one[0]) for one in characters(piece)) if dense else _placed(piece):
             place, end = first + begin, first + begin + len(word)
             yield PlacedWord(part_of[place].begin, part_of[end - 1].end, word, place == last)
             last = end
-
-
-def _placed_clusters(text: str) -> Iterator[tuple[int, str]]:
-    begin = 0
-    for cluster in clusters_of(text):
-        yield begin, cluster
-        begin += len(cluster)
 
 
 def _placed(text: str) -> Iterator[tuple[int, str]]:
