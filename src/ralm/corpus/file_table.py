@@ -173,16 +173,15 @@ class FileTable:
             found.setdefault(document, []).append(part)
         return found
 
-    def _parts(self, entry: Entry) -> Iterator[tuple[str, str]]:
-        for line in map(_PART.validate_json, self.lines(entry).splitlines()):
-            if len(line) == _DOCUMENT:
-                yield line
-
     def skipped(self, entry: Entry) -> Iterator[tuple[str, str, int]]:
         """The reasons for which something in a file was skipped, each with an example and the number."""
-        for line in map(_PART.validate_json, self.lines(entry).splitlines()):
-            if len(line) != _DOCUMENT:
-                yield line
+        return (line for line in self._noted(entry) if len(line) != _DOCUMENT)
+
+    def _parts(self, entry: Entry) -> Iterator[tuple[str, str]]:
+        return (line for line in self._noted(entry) if len(line) == _DOCUMENT)
+
+    def _noted(self, entry: Entry) -> Iterator[tuple[str, str] | tuple[str, str, int]]:
+        return map(_PART.validate_json, self.lines(entry).splitlines())
 
 
 class FileTableWriter:
