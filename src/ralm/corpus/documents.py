@@ -170,7 +170,7 @@ class DocumentBuilder:
 
     def document(self, record: Mapping[str, object], where: str, file: File, number: int) -> Document:
         """The document in a record, which is that with this number in a file. Its place is its id if it has none,
-        otherwise the metadata `origin`, unless no metadata is kept. CorpusError, naming `where`, without a text."""
+        otherwise the metadata `ORIGIN`, unless no metadata is kept. CorpusError, naming `where`, without a text."""
         fields = self.fields
         if fields.text not in record:
             raise self.no_text(where, record)

@@ -23,6 +23,7 @@ from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import CorpusError, DamagedFolderError, UsageError
 from ralm.records import ORIGIN, IntArray, Metadata, Passage
 from ralm.storage.manifest import whole_checksum
+from ralm.validation import is_utf8
 
 PASSAGES_FILE: Final = "passages.arrow"
 ROWS_A_BATCH: Final = 8192
@@ -56,17 +57,15 @@ def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
         batch: list[Passage] = []
-        encoded: list[tuple[bytes, bytes, bytes]] = []
         for number, passage in enumerate(passages):
             assert passage.number == number, "passages must be numbered in order, from 0"
             batch.append(passage)
-            encoded.append(_encoded(passage))
             if len(batch) == ROWS_A_BATCH:
-                writer.write_batch(_record_batch(batch, encoded))
-                batch, encoded = [], []
+                writer.write_batch(_record_batch(batch))
+                batch = []
             yield passage
         if batch:
-            writer.write_batch(_record_batch(batch, encoded))
+            writer.write_batch(_record_batch(batch))
 
 
 def join_passages(path: Path, ranges: "Iterable[tuple[PassageStore, range]]") -> None:
@@ -350,18 +349,20 @@ def _bytes(column: _Column, row: int) -> memoryview:
     return content[places[row] : places[row + 1]]
 
 
-def _encoded(passage: Passage) -> tuple[bytes, bytes, bytes]:
+def _record_batch(passages: list[Passage]) -> pa.RecordBatch:
     try:
-        return passage.document_id.encode(), passage.title.encode(), passage.text.encode()
+        columns = [
+            [passage.document_id.encode() for passage in passages],
+            [passage.title.encode() for passage in passages],
+            [passage.text.encode() for passage in passages],
+            _metadata_column(passages),
+        ]
     except UnicodeEncodeError:
+        bad = next(one for one in passages if not all(map(is_utf8, (one.document_id, one.title, one.text))))
         raise UsageError(
-            f"passage {passage.number}, of the document {passage.document_id!r}, holds a lone surrogate (half of a "
-            "character), which is not valid text."
+            f"passage {bad.number}, of the document {bad.document_id!r}, holds a lone surrogate (half of a character), "
+            "which is not valid text."
         ) from None
-
-
-def _record_batch(passages: list[Passage], encoded: list[tuple[bytes, bytes, bytes]]) -> pa.RecordBatch:
-    columns = [*zip(*encoded, strict=True), _metadata_column(passages)]
     arrays = [arrow_texts(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=_SCHEMA)
 
