@@ -14,7 +14,7 @@ from ralm.protocols import LanguageModel, Retriever, Tokenizer
 from ralm.reading.parts import Parts
 from ralm.reading.tokens import PreparedText
 from ralm.records import NO_PASSAGE, BoolArray, Hits, Passages
-from ralm.retrieval.expansion import expanded
+from ralm.retrieval.expansion import ExpandedPassages
 from ralm.retrieval.filters import parse_filter
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, numbered_passages, read_retrieval_file
@@ -61,8 +61,10 @@ class FromRetriever:
         where: dict[str, JsonValue] = {"index": path_text(opened.path), "fingerprint": opened.fingerprint}
         where |= {} if expand is None else {"expand": expand}
         where |= {} if filter_text is None else {"where": parse_filter(filter_text).text}
-        allowed_N = allowed_mask(opened, options, mask_N) if options and expand else None
-        passages = expanded(opened.passages, expand, opened.manifest.settings.get("splitting"), allowed_N)
+        passages: Passages = opened.passages
+        if options and expand:
+            allowed_N = allowed_mask(opened, options, mask_N)
+            passages = ExpandedPassages(passages, expand, opened.manifest.settings.get("splitting"), allowed_N)
         return cls(retriever, passages, where | config_of(retriever, "retriever"))
 
     def search(self, queries: Sequence[str], k: int) -> Hits:

@@ -80,10 +80,3 @@ class ExpandedPassages(Sequence[Passage]):
             if last[-count:] == [word[0] for word in words[:count]]:
                 return following[words[count - 1].end() :].lstrip()
         return following
-
-
-def expanded(
-    passages: Passages, expand: str | None, splitting: JsonValue = None, mask_N: BoolArray | None = None
-) -> Passages:
-    """The passages, with their neighbours if any are asked for."""
-    return passages if expand is None else ExpandedPassages(passages, expand, splitting, mask_N)

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute
 
 from ralm.errors import RalmError
 from ralm.records import Passage
-from ralm.retrieval.expansion import WHOLE, expanded
+from ralm.retrieval.expansion import WHOLE, ExpandedPassages
 from ralm.serving import errors, proxy, requests
 from ralm.serving.audit import ENTRY, AuditEntry
 from ralm.serving.jobs import Workers
@@ -133,7 +133,8 @@ class McpServer:
     def _document(self, index: str, number: str) -> Passage:
         """A passage with the text of its whole document."""
         passage, opened = self._passage(index, number), self._service.indexes.index(index)
-        return expanded(opened.passages, WHOLE, opened.manifest.settings.get("splitting"))[passage.number]
+        whole = ExpandedPassages(opened.passages, WHOLE, opened.manifest.settings.get("splitting"))
+        return whole[passage.number]
 
     async def _list_resources(
         self, _: _Context, params: types.PaginatedRequestParams | None
