@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.records import NO_PASSAGE, BoolArray, Hits, IntArray
+from ralm.records import BoolArray, Hits, IntArray
 from ralm.retrieval.bm25 import kernels
 
 BLOCK_BITS: Final = 4
@@ -123,12 +123,8 @@ class SearchBatch(NamedTuple):
         )
 
     def hits(self) -> Hits:
-        """Return the passages in the heaps, best first."""
-        keys_QK = np.sort(self.heaps_QK, axis=1)[:, ::-1]
-        numbers_QK = kernels.MAX_SCORE - (keys_QK & kernels.MAX_SCORE)
-        numbers_QK[keys_QK == 0] = NO_PASSAGE
-        scores_QK = (keys_QK >> kernels.NUMBER_BITS) * self.unit_Q[:, None]
-        return Hits(numbers_QK, scores_QK.astype(np.float32))
+        """Return the passages in the heaps, best first, and empty these."""
+        return Hits(*kernels.drained(self.heaps_QK, self.unit_Q))
 
 
 class Allowed(NamedTuple):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import CorpusError
+from ralm.records import NO_PASSAGE
 
 FRACTION_BITS: Final = 20
 """Binary places of a fixed-point score: finer than Lucene's float32 for any score above 1."""
@@ -131,6 +132,19 @@ def worst_score(heap: NDArray[np.int64], found: int) -> int:
 def passage_of(key: int) -> int:
     """The passage number of a key."""
     return MAX_SCORE - (key & MAX_SCORE)
+
+
+@kernel
+def drained(heaps_QK: NDArray[np.int64], unit_Q: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the passages and scores of the keys in heaps, best first; numpy takes longer than a short query."""
+    numbers_QK, scores_QK = np.full_like(heaps_QK, NO_PASSAGE), np.zeros(heaps_QK.shape, np.float32)
+    for query in range(len(heaps_QK)):
+        heap = heaps_QK[query]
+        for last in range(np.count_nonzero(heap) - 1, -1, -1):
+            numbers_QK[query, last] = passage_of(heap[0])
+            scores_QK[query, last] = (heap[0] >> NUMBER_BITS) * unit_Q[query]
+            _sift_down(heap[: max(last, 1)], heap[last])
+    return numbers_QK, scores_QK
 
 
 @kernel
