@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from ralm.corpus.files import read_text, read_utf8
 from ralm.corpus.plain import plain_text
-from ralm.corpus.words import bare_words, is_broken, placed_bare_words
+from ralm.corpus.words import bare_words, placed_bare_words, readings_of
 from ralm.errors import CorpusError, UsageError
 from ralm.options import Option, check_options
 from ralm.records import Document
@@ -72,7 +72,7 @@ class Decontamination:
         options = cls(ngram=ngram, max_overlap=max_overlap)
         hashes, clues, lengths = set[int](), set[str](), list[int]()
         for text in texts:
-            for joined in _readings(text):
+            for joined in readings_of(text):
                 words = bare_words(text, joined=joined)
                 hashes.update(map(run_hash, runs_of(words, ngram)))
                 clues.update(runs_of(words, min(_CLUE_WORDS, ngram)))
@@ -98,7 +98,7 @@ class Decontamination:
 
     def overlap(self, passage: str) -> float:
         """The share, from 0 to 1, of the passage's runs of `ngram` words that are in an evaluation text."""
-        readings = [bare_words(passage, joined=joined) for joined in _readings(passage)]
+        readings = [bare_words(passage, joined=joined) for joined in readings_of(passage)]
         return max(len(self._shared_runs(words)) / max(1, len(words) - self.ngram + 1) for words in readings)
 
     def overlaps(self, text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
@@ -107,7 +107,7 @@ class Decontamination:
         The runs of a passage are those with a word of it, so one that straddles two passages is in both.
         """
         every = [False] * len(spans)
-        for joined in _readings(text):
+        for joined in readings_of(text):
             if not self._shared_runs(bare_words(text, joined=joined)):
                 continue
             begins, ends, words = zip(*placed_bare_words(text, joined=joined), strict=True)
@@ -133,11 +133,6 @@ class Decontamination:
                 runs = enumerate(runs_of(words[first : clue + n], n), first)
                 shared += [begin for begin, run in runs if run_hash(run) in self.hashes]
         return shared
-
-
-def _readings(text: str) -> list[bool]:
-    """Return whether words that are broken at the ends of lines are joined, for each way to read a text."""
-    return [False, True] if is_broken(text) else [False]
 
 
 class Removals:

@@ -58,9 +58,9 @@ def bare_words(text: str, *, joined: bool = False) -> list[str]:
     return _BARE_ASCII.findall(plain) if plain.isascii() else compiled(_BARE).findall(plain)
 
 
-def is_broken(text: str) -> bool:
-    """Return whether a hyphen at the end of a line may break a word."""
-    return _BROKEN.search(text) is not None
+def readings_of(text: str) -> list[bool]:
+    """Return whether words that are broken at the ends of lines are joined, for each way to read a text."""
+    return [False, True] if _BROKEN.search(text) else [False]
 
 
 def placed_bare_words(text: str, *, joined: bool = False) -> Iterator[tuple[int, int, str]]:
