@@ -11,7 +11,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -123,17 +123,14 @@ def decode(
     """Decode bytes of the file `where`, which begin at byte `offset`, with line ends unchanged; `encoding` is theirs if
     they are not UTF-8, and do not begin as UTF-16 and UTF-32 do."""
     found = None if offset else _other_encoding(content)
-    name = found or "utf-8"
+    *before, last = [found] if found else ["utf-8", *filter(None, [encoding])]
+    for name in before:
+        with suppress(UnicodeDecodeError):
+            return content.decode(name)
     try:
-        try:
-            return content.decode(name)
-        except UnicodeDecodeError:
-            if found is not None or encoding is None:
-                raise
-            name = encoding
-            return content.decode(name)
+        return content.decode(last)
     except UnicodeDecodeError as bad:
-        raise _not_decoded(content, bad, name, where, error, offset) from None
+        raise _not_decoded(content, bad, last, where, error, offset) from None
 
 
 def _not_decoded(
