@@ -38,6 +38,8 @@ from benchmarks.real_rows import (
 from ralm.answering.compare import AnswersComparison, compare_answers
 from ralm.cli import program
 from ralm.cli.models import release_models, sharing_models
+from ralm.cli.output import with_interval
+from ralm.evaluation.intervals import Estimate
 from ralm.runs.compare import compare_runs
 
 RUNS: Final = Path("runs")
@@ -125,11 +127,11 @@ def _text_table(group: str, hows: Sequence[str]) -> Iterator[str]:
     if len(hows) < 2:
         return
     found = compare_runs(_folders(group, hows), documents=DOCUMENT)
-    yield from (f"## {group}: {found.documents} documents, {found.targets:,} targets", "")
+    yield from (f"## {group}: {found.units} documents, {found.targets:,} targets", "")
     yield from (f"| read with | token perplexity | against {hows[0]} |", "|---|---|---|")
     for how, run in zip(hows, found.runs, strict=True):
-        change = "" if run.change is None or run.change_interval is None else _percent(run.change, *run.change_interval)
-        yield f"| {how} | {run.token_perplexity:.2f} | {change} |"
+        change = "" if run.change is None else with_interval(run.change, "+.1%")
+        yield f"| {how} | {run.token_perplexity.value:.2f} | {change} |"
     yield ""
 
 
@@ -137,9 +139,7 @@ def _text_orders(group: str, hows: Sequence[str]) -> Iterator[str]:
     for order in _given(TEXT_ORDERS, hows):
         _, run = compare_runs(_folders(group, [order.worse, order.better]), documents=DOCUMENT).runs
         assert run.change is not None
-        assert run.change_interval is not None
-        low, high = run.change_interval
-        yield _order(group, order, "perplexity", _percent(run.change, low, high), -high, -low)
+        yield _order(group, order, "perplexity", with_interval(run.change, "+.1%"), run.change.times(-1))
 
 
 def _answer_table(group: str, hows: Sequence[str]) -> Iterator[str]:
@@ -167,28 +167,23 @@ def _answer_orders(group: str, hows: Sequence[str]) -> Iterator[str]:
         found: AnswersComparison = compare_answers(_folders(group, [order.worse, order.better]))
         for name in _DECIDES:
             if name in found.differences:
-                mean, low, high = found.differences[name][1]
-                yield _order(group, order, _SHOWN[name], _measure(name, (mean, low, high), sign="+"), low, high)
+                change = found.differences[name][1]
+                yield _order(group, order, _SHOWN[name], _measure(name, change, sign="+"), change)
 
 
 def _given(orders: Sequence[Order], hows: Sequence[str]) -> list[Order]:
     return [one for one in orders if one.better in hows and one.worse in hows]
 
 
-def _order(group: str, order: Order, measure: str, change: str, low: float, high: float) -> str:
-    """A row of the table of orders; `low` and `high` are the ends of the improvement."""
-    verdict = "seen" if low > 0 else "the other way" if high < 0 else "not clear"
+def _order(group: str, order: Order, measure: str, change: str, improvement: Estimate) -> str:
+    """A row of the table of orders."""
+    verdict = "seen" if improvement.is_above else "the other way" if improvement.is_below else "not clear"
+    verdict = verdict if improvement.ends else "no interval"
     return f"| {group} | {order.better} over {order.worse} | {order.source} | {measure} | {change} | {verdict} |"
 
 
-def _percent(value: float, low: float, high: float) -> str:
-    return f"{value:+.1%} ({low:+.1%} to {high:+.1%})"
-
-
-def _measure(name: str, figures: tuple[float, float, float], sign: str = "") -> str:
-    how = f"{sign}.2f" if name == "gold_log_prob" else f"{sign}.0%"
-    value, low, high = (f"{one:{how}}" for one in figures)
-    return f"{value} ({low} to {high})"
+def _measure(name: str, figure: Estimate, sign: str = "") -> str:
+    return with_interval(figure, f"{sign}.2f" if name == "gold_log_prob" else f"{sign}.0%")
 
 
 def _cost(name: str) -> str:

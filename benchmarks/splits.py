@@ -22,7 +22,7 @@ import numpy as np
 
 import ralm
 from ralm.corpus.splitting import Splitting
-from ralm.evaluation.bootstrap import bootstrap_means, interval
+from ralm.evaluation.intervals import Units, compare
 from ralm.records import Document, Passage
 
 DATA: Final = Path(__file__).parents[2] / "shared" / "data"
@@ -109,8 +109,8 @@ def table(name: str, rows: dict[str, list[int]], seconds: dict[str, float]) -> I
         cells = []
         for depth in DEPTHS:
             found, words = (np.array([0 < one <= depth for one in some], float) for some in (ranks, rows["words"]))
-            low, high = interval(bootstrap_means((found - words)[:, None], np.ones(len(found)))[:, 0])
-            cells.append(f"{found.mean():.0%}" + ("" if split == "words" else f" ({low:+.0%} to {high:+.0%})"))
+            ends = compare(Units.each(found), Units.each(words), "share").ends
+            cells.append(f"{found.mean():.0%}" + (" ({:+.0%} to {:+.0%})".format(*ends) if ends else ""))
         yield f"| {split} | {' | '.join(cells)} | {seconds[split]:.1f} |"
 
 

@@ -133,7 +133,7 @@ def test_a_text_of_keys_gives_the_same_record(temperature: float, documents: int
         ("reader", "concatenation:cut_together=yes", "cut_together is true or false, not 'yes'."),
         ("reader", "concatenation:order=worst", "order must be one of best-first, best-last, not 'worst'."),
         ("reader", 'ensemble:documents="4', 'a quote is not closed: documents="4'),
-        ("mixer", "entropy", '`mixer="entropy"` was removed: it lost 15%; use `mixer=posterior`.'),
+        ("mixer", "entropy", '`mixer="entropy"` is not known: write one of similarity'),
         ("rerank", "predictive", '`rerank="predictive"` needs cross_encoder=...: A folder that'),
         ("retriever", "nothing_here:Mine", '`retriever="nothing_here:Mine"`: there is no module nothing_here'),
     ],

@@ -23,7 +23,6 @@ from typing import Any, Final, Literal, TypeVar, get_origin
 
 from ralm.errors import UsageError, short_message
 from ralm.options import Declared, make_record, options_of, without_none
-from ralm.removed import removal_of
 from ralm.validation import config_of
 
 _PIECE: Final = re.compile(r'(?:[^,"]|"[^"]*")+')
@@ -54,7 +53,7 @@ class Catalogue:
         close = get_close_matches(name, self.records, n=1)
         meant = f"write {close[0]}, or " if close else "write "
         known = f"{meant}one of {', '.join(self.records)}, or a class of your own as module:Class"
-        raise UsageError(removal_of(f"{self.option}={name}") or f"{title} is not known: {known}.")
+        raise UsageError(f"{title} is not known: {known}.")
 
     def name_of(self, text: str) -> str:
         """Return the name in a text, without keys."""

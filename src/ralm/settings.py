@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 from ralm.errors import UsageError
-from ralm.grammar import keys_of, read_keys
+from ralm.grammar import read_keys
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option, check_effects
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.mixers import MIXERS
 from ralm.reading.plan import DENSE_QUERY_TOKENS, PlanOptions
-from ralm.removed import removal_of
 from ralm.reranking import RERANKERS
 from ralm.retrieval.retriever import RETRIEVERS, RetrieverOptions
 
@@ -77,9 +76,6 @@ def read_settings(record: type[_Planned], texts: Mapping[str, str], title: str) 
     Raises UsageError, whose message begins with the `title`, if there is no such setting, or if one is of another type,
     out of bounds or without effect.
     """
-    for name in texts:
-        if name not in keys_of(record) and (sentence := removal_of(name)):
-            raise UsageError(sentence)
     options = read_keys(record, texts, title)
     check_effects(options, {name: f"`{name}`" for name in texts})
     if options.retrieval.is_dense and "query_tokens" not in texts:

@@ -50,10 +50,8 @@ def test_a_point_is_what_an_evaluation_with_so_many_passages_gives(model: Writin
         number = row["documents"]
         alone: Any = evaluate_questions(model=model, **points(int(number))[number]).summary()
         for metric in ("exact_match", "f1", "gold_log_prob"):
-            low, high = alone[f"{metric}_interval"]
-            assert (row[metric], row[f"{metric}_low"], row[f"{metric}_high"]) == pytest.approx(
-                (alone[metric], low, high), abs=1e-4
-            )
+            assert row[metric] == pytest.approx(alone[metric], abs=1e-4)
+            assert (row[f"{metric}_low"], row[f"{metric}_high"]) == (alone[f"{metric}_interval"] or (None, None))
         assert row.get("has_answer") == (alone["has_answer"][number] if number != "0" else None)
     assert rows[0]["has_answer"] == 1
 

@@ -1,10 +1,11 @@
 """What is said of figures that are known by bounds only, and what is refused."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import JsonValue
 
 from ralm.answering.answers import Answer
 from ralm.answering.evaluation import AnsweredQuestion, JudgedAnswer, QuestionEvaluation
@@ -12,8 +13,10 @@ from ralm.answering.metrics import ANSWER_MEASURES
 from ralm.answering.prompts import Cut
 from ralm.answering.questions import Question
 from ralm.cli.results import print_measures
+from ralm.evaluation.perplexity import Measures, Reading, change_of
 from ralm.lm.registry import load_local_model
 from ralm.reading.pieces import GeneratedText, GeneratedToken
+from ralm.records import NO_PASSAGE, Provenance, ScoredTokens
 from ralm.retrieval.build import build_index
 from tests.api.backings import OfModel
 from tests.api.dialects import Dialect, TextOnly
@@ -21,6 +24,15 @@ from tests.api.scripted_server import ScriptedServer
 from tests.api.served import ChatsOnly
 from tests.cli.program import failed, ralm
 from tests.fakes import passages_of
+
+
+def reading_of(log_probs: list[float]) -> Reading:
+    count = len(log_probs)
+    places_T, log_probs_T = np.arange(count), np.array(log_probs, dtype=np.float32)
+    nothing = np.full((count, 1), NO_PASSAGE), np.ones((count, 1), dtype=np.float32)
+    scored = ScoredTokens(places_T, places_T, log_probs_T, Provenance(*nothing))
+    measures = Measures(tokens=count, words=count, bytes=count, nll=-float(log_probs_T.sum()))
+    return Reading(scored=scored, measures=measures, seconds=1.0)
 
 
 def answered(*tokens: GeneratedToken) -> QuestionEvaluation:
@@ -56,11 +68,12 @@ def test_what_needs_scores_is_refused_before_anything_is_written(dialect: Dialec
 
 
 def test_no_gain_is_told_of_bounds(capsys: pytest.CaptureFixture[str]) -> None:
-    shares: dict[str, JsonValue] = {"tokens": 10, "words": 5, "seconds": 1.0}
-    known: dict[str, JsonValue] = {"token_perplexity": 8.0, "word_perplexity": 20.0, "bits_per_byte": 1.0, **shares}
-    names = ("token_perplexity", "word_perplexity", "bits_per_byte")
-    bounded: dict[str, JsonValue] = {**known, "bounds": {name: [2.0, 4.0] for name in names}, "exact": 0.5}
-    print_measures({"no retrieval": known, "with passages": bounded})
-    assert "%" not in capsys.readouterr().out.partition("with passages:")[0]
-    print_measures({"no retrieval": known, "with passages": {**known, "token_perplexity": 4.0}})
-    assert "+50.0%" in capsys.readouterr().out
+    known = reading_of([-2.0] * 10)
+    bounded = replace(reading_of([-3.0] * 10), upper=reading_of([-1.0] * 5 + [-3.0] * 5))
+    print_measures({"no retrieval": known, "with passages": bounded}, {})
+    shown = capsys.readouterr().out
+    assert "%" not in shown.partition("with passages:")[0]
+    assert "with passages: 50.0% of the tokens are known" in shown
+    lower = reading_of([math.log(2) - 2.0] * 10)
+    print_measures({"no retrieval": known, "with passages": lower}, {"with passages": change_of(lower, known)})
+    assert "-50.0%" in capsys.readouterr().out

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from ralm.errors import DamagedFolderError, FolderError, UsageError
-from ralm.evaluation.bootstrap import TARGETS_PER_DOCUMENT, bootstrap_means, interval
+from ralm.evaluation.intervals import STRETCH, Units, compare
 from ralm.runs.compare import compare_runs
 from ralm.runs.run import read_tokens
 from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm
 
 DOCUMENTS = [
     f"= Doc {number} =\n" + f"the dog and the cat number {number} keep the sheep on the hill. " * 4
-    for number in range(5)
+    for number in range(12)
 ]
 
 
@@ -23,7 +23,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folders: dict[str, Path]
     folder = tmp_path_factory.mktemp("comparison")
     (folder / "text.txt").write_text("\n\n".join(DOCUMENTS))
     names = ["one", "two", "short"]
-    limits = [[], ["--windows", "blocked", "--block", 4], ["--limit-tokens", 40]]
+    limits = [[], ["--windows", "blocked", "--block", 16], ["--limit-tokens", 40]]
     for name, options in zip(names, limits, strict=True):
         out = ["--lm", tiny_folders["llama"], *MODEL_LENGTH, *options, "--out", folder / name]
         done("eval", folder / "text.txt", *out)
@@ -34,42 +34,38 @@ def test_figures_are_those_of_the_targets(runs: Path) -> None:
     one, two = read_tokens(runs / "one"), read_tokens(runs / "two")
     compared = compare_runs([runs / "one", runs / "two"], documents="^= .* =$")
     first, second = compared.runs
-    assert compared.targets == len(one.texts)
-    assert compared.documents == len(DOCUMENTS)
-    assert first.token_perplexity == pytest.approx(np.exp(-one.log_probs_T.mean(dtype=np.float64)))
+    assert (compared.targets, compared.units, compared.noun) == (len(one.texts), len(DOCUMENTS), "documents")
+    assert first.token_perplexity.value == pytest.approx(np.exp(-one.log_probs_T.mean(dtype=np.float64)))
     assert first.change is None
-    assert first.change_interval is None
-    assert second.change == pytest.approx(
+    assert second.change is not None
+    assert second.change.value == pytest.approx(
         np.exp(one.log_probs_T.mean(dtype=np.float64) - two.log_probs_T.mean(dtype=np.float64)) - 1
     )
 
     text = one.before + "".join(one.texts)
     assert text == "\n\n".join(DOCUMENTS)
-    begins = [text.index(f"= Doc {number} =") for number in range(5)]
-    end, sums, counts = len(one.before), np.zeros((5, 2)), np.zeros(5, dtype=np.int64)
+    begins = [text.index(f"= Doc {number} =") for number in range(len(DOCUMENTS))]
+    end, counts = len(one.before), np.zeros(len(DOCUMENTS), dtype=np.int64)
+    first_U, second_U = np.zeros(len(DOCUMENTS)), np.zeros(len(DOCUMENTS))
     for piece, a, b in zip(one.texts, one.log_probs_T.tolist(), two.log_probs_T.tolist(), strict=True):
         end += len(piece)
         document = sum(begin < end for begin in begins) - 1
-        sums[document] -= [a, b]
+        first_U[document] -= a
+        second_U[document] -= b
         counts[document] += 1
-    drawn = bootstrap_means(sums, counts)
-    assert second.change_interval is not None
-    np.testing.assert_allclose(second.change_interval, interval(np.expm1(drawn[:, 1] - drawn[:, 0])))
+    expected = compare(Units(second_U, counts), Units(first_U, counts), "perplexity")
+    assert second.change.ends == pytest.approx(expected.ends)
 
 
 def test_a_run_equals_itself(runs: Path) -> None:
-    same = compare_runs([runs / "one", runs / "one"], documents="^= .* =$").runs[1]
-    assert same.change == 0
-    assert same.change_interval == (0, 0)
+    same = compare_runs([runs / "one", runs / "one"], documents="^= .* =$").runs[1].change
+    assert same is not None
+    assert (same.value, same.ends) == (0, None)
 
 
 def test_stretches_without_documents(runs: Path) -> None:
-    targets = compare_runs([runs / "one"], documents="^= .* =$").targets
-    if targets <= TARGETS_PER_DOCUMENT:
-        with pytest.raises(UsageError, match="single document"):
-            compare_runs([runs / "one"])
-    else:
-        assert compare_runs([runs / "one"]).documents == -(-targets // TARGETS_PER_DOCUMENT)
+    compared = compare_runs([runs / "one", runs / "two"])
+    assert (compared.units, compared.noun) == (-(-compared.targets // STRETCH), "stretches")
 
 
 def test_other_targets_are_refused(runs: Path) -> None:
@@ -97,8 +93,9 @@ def test_what_is_no_run(runs: Path, tmp_path: Path) -> None:
 
 def test_the_command(runs: Path, tmp_path: Path) -> None:
     two = ["report", runs / "one", runs / "two", "--documents", "^= .* =$"]
-    assert all(words in done(*two).out for words in ("against the first", "over 5 documents"))
-    assert printed(*two)["documents"] == 5
+    shown = done(*two).out
+    assert all(words in shown for words in ("change from the first", "12 documents: 95% intervals")), shown
+    assert printed(*two)["documents"] == 12
     for flag, value in (("--html", tmp_path / "page.html"), ("--tokens", 3), ("--questions", 3)):
         failed(ralm(*two, flag, value), 2, f"{flag} has no effect without a single run")
     failed(ralm("report", runs / "one", "--latex"), 2, "--latex has no effect without several runs")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import JsonValue
 
-from ralm.errors import DamagedFolderError, FolderExistsError, RalmWarning, UsageError
+from ralm.errors import DamagedFolderError, FolderExistsError, UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.sweep import SweepPoint
 from ralm.reading.ensemble import Ensemble
@@ -193,15 +193,3 @@ def test_runs_whose_tables_do_not_fit_together(tmp_path: Path, what: str) -> Non
     mend(run)
     with pytest.raises(DamagedFolderError, match="is damaged"):
         open_run(run)
-
-
-def test_a_run_with_a_removed_setting_names_it_and_is_read(tmp_path: Path) -> None:
-    """Also where the setting is nested; one that was off is not named."""
-    reader = {"reader": "ensemble", "mixer": {"mixer": "entropy", "entropy_temperature": 1.0}}
-    written(tmp_path / "run", config={"reader": reader, "passages": {"gate": {"threshold": 0.5}}, "robust": 0})
-    with pytest.warns(RalmWarning) as warned:
-        assert len(open_run(tmp_path / "run").text.log_probs_T) > 0
-    said = " ".join(str(one.message) for one in warned)
-    assert '`mixer="entropy"` was removed: it lost 15%' in said
-    assert "`gate` was removed: leave it out" in said
-    assert "robust" not in said

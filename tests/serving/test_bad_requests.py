@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from ralm.removed import SUCCESSORS
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
 from tests.serving.served import MODEL, serving
@@ -68,11 +67,7 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"ralm": {"retriever": "os:system"}}, "ralm.retriever", "is a class, which only the operator can choose"),
         ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
         ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "needs a cross-encoder, and this server has none."),
-        (
-            {"ralm": {"reader": "ensemble", "mixer": "learned"}},
-            "ralm.mixer",
-            '`mixer="learned"` was removed: use `mixer=posterior',
-        ),
+        ({"ralm": {"reader": "ensemble", "mixer": "learned"}}, "ralm.mixer", '`mixer="learned"` is not known: write'),
         ({"ralm": {"mixer_weights": "/tmp"}}, "ralm.mixer_weights", "is not a field of this request"),
         ({"ralm": {"index": None, "stride": 2}}, "ralm.stride", "`stride` has no effect without an `index`."),
         ({"ralm": {"index": None, "gain": True}}, "ralm.gain", "has no effect without an `index`"),
@@ -161,42 +156,6 @@ def test_other_routes(client: httpx.Client, method: str, path: str, body: Any, s
     error = refused(client.request(method, path, json=body), status)
     assert status != 405 or "does not accept GET requests" in error["message"]
     assert "?" not in path or f"is not a parameter of {path.partition('?')[0]}." in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "said"),
-    [
-        ({"old_field": 1}, "old_field", "`old_field` is not a field of this request; `old_field` was removed: use the"),
-        ({"ralm": {"old_field": 1}}, "ralm.old_field", "`old_field` was removed: use the new one."),
-        ({"ralm": {"mixer": "old"}}, "ralm.mixer", '`mixer="old"` was removed: use the new one.'),
-    ],
-)
-def test_a_removed_field_is_named_with_its_successor(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], param: str, said: str
-) -> None:
-    for name in ("old-field", "mixer=old"):
-        monkeypatch.setitem(SUCCESSORS, name, "use the new one")
-    error = refused(client.post("/v1/completions", json={**ASK, **body}))
-    assert (error["param"], error["message"].count("was removed")) == (param, 1)
-    assert said in error["message"]
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/responses/resp_1",
-        "/tokenize",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/api/search",
-        "/v1/vector_stores/few/search",
-    ],
-)
-def test_a_removed_route_is_named_with_its_successor(client: httpx.Client, path: str) -> None:
-    error = refused(client.post(path, json={}), 404)
-    assert error["type"] == "not_found_error"
-    route = "/".join(path.split("/")[:3])
-    assert error["message"] == f"`{route}` was removed: {SUCCESSORS[route.replace('_', '-')]}."
 
 
 @pytest.mark.parametrize(

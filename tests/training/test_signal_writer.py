@@ -236,15 +236,15 @@ def test_worth_by_hand(tmp_path: Path) -> None:
     )
     worth = signal_statistics(signals)
     assert (worth.examples, worth.single, worth.impossible, worth.no_preference) == (2, 1, 1, 1)
-    assert worth.first.gain == pytest.approx((1 + 0.5) / 2, abs=1e-6)
-    assert worth.random.gain == pytest.approx((1.5 + 0.4975) / 2, abs=1e-6)
-    assert worth.best.gain == pytest.approx((2 + 0.5) / 2, abs=1e-6)
-    assert (worth.first.low, worth.first.high) == pytest.approx((0.5, 1), abs=1e-6), "of one of two documents"
+    assert worth.first.value == pytest.approx((1 + 0.5) / 2, abs=1e-6)
+    assert worth.random.value == pytest.approx((1.5 + 0.4975) / 2, abs=1e-6)
+    assert worth.best.value == pytest.approx((2 + 0.5) / 2, abs=1e-6)
+    assert worth.first.ends is None, "of two documents"
     halves = worth.halves
     assert halves is not None
-    assert halves.first.gain == pytest.approx(worth.first.gain, abs=1e-6), "all tokens of a continuation are the same"
+    assert halves.first.value == pytest.approx(worth.first.value, abs=1e-6), "all tokens of a continuation are the same"
     assert halves.attainable == halves.best
-    assert halves.best.gain == pytest.approx(worth.best.gain, abs=1e-6)
+    assert halves.best.value == pytest.approx(worth.best.value, abs=1e-6)
     q = 1 / (1 + np.exp(-1.0 / 0.3))
     second = 1 / (1 + np.exp(-0.005 / 0.3))
     entropies = [-p * np.log(p) - (1 - p) * np.log(1 - p) for p in (q, second)]
@@ -360,6 +360,6 @@ def test_what_is_attainable_is_chosen_by_first_halves_and_read_on_second_ones(tm
     signals = save_signals(tmp_path / "signals", "x", ["p"], [[4, 5, 6]], [[-1.0] * 3], tokens=5, rows=rows)
     worth = signal_statistics(signals)
     assert worth.halves is not None
-    assert [one["gain"] for one in asdict(worth.halves).values()] == pytest.approx([1.0, 0.5, 2.0])
+    assert [one["value"] for one in asdict(worth.halves).values()] == pytest.approx([1.0, 0.5, 2.0])
     single = save_signals(tmp_path / "single", "x", ["p"], [[4, 5]], [[-1.0] * 2], tokens=1)
     assert signal_statistics(single).halves is None

@@ -79,7 +79,7 @@ def test_signals_of_questions_are_named(tmp_path: Path) -> None:
     (folder / "manifest.json").unlink()
     config: Any = {"examples": {"gold": "first", "prompt": {"name": "nq"}, "room": 32}}
     write_manifest(folder, kind=SIGNALS_KIND, settings={"config": config}, counts={})
-    with pytest.raises(UsageError, match=r"holds signals of questions: `signals --questions` was removed"):
+    with pytest.raises(UsageError, match=r"holds signals of questions"):
         open_signals(folder)
 
 

@@ -15,13 +15,13 @@ from ralm.advice.held_out import SEQUENCE, STANDS_IN, HeldOut, WorthOptions
 from ralm.advice.measure import ALL, DENSE, FIRST, Cost, MeasuredUnit, Measuring, Meter, Sum
 from ralm.advice.sequential import FIRST_LOOK, SequentialGain, looks, sequential_gain, spending_bounds
 from ralm.errors import BudgetError, UsageError
+from ralm.evaluation.intervals import Estimate, Units, estimate
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading.tokens import PassageDocuments
 from ralm.records import DoubleArray
 from ralm.retrieval.index import Index
 from ralm.terminal import progress_bar
-from ralm.training.gains import HeldOutGain, held_out_gains
 from ralm.validation import scores_given_texts
 
 WorthVerdict = Literal["helps", "near duplicates", "no difference", "open", "harms"]
@@ -41,7 +41,7 @@ class GainPart:
 
     name: str
     share: float
-    gain: HeldOutGain
+    gain: Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class DocumentGain:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
     """The verdict on a corpus: the `gain` per token of the first passage that is no near duplicate, with an interval
-    that keeps its level over all looks. `readings` have 95% intervals of a bootstrap over units."""
+    that keeps its level over all looks. `readings` have 95% intervals over units."""
 
     lm: str
     text: str
@@ -79,7 +79,7 @@ class Worth:
     with_duplicates: SequentialGain
     near_duplicates: float | None
     needed: int | None
-    readings: Mapping[str, HeldOutGain]
+    readings: Mapping[str, Estimate]
     overlaps: Sequence[OverlapPart]
     kinds: Sequence[GainPart]
     metadata: Mapping[str, Sequence[GainPart]]
@@ -169,12 +169,12 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
         near_duplicates=max(0.0, 1 - gain.gain / with_duplicates.gain) if with_duplicates.low > 0 else None,
         needed=gain.needed(held_out.most) if verdict == "open" else None,
         readings={
-            name: _mean_gain([one.gains.get(name, (0.0, 0)) for one in measured], options.seed)
+            name: _mean_gain([one.gains.get(name, (0.0, 0)) for one in measured])
             for name in dict.fromkeys(name for one in measured for name in one.gains)
         },
         overlaps=_overlaps(measured),
-        kinds=_parts([one.kinds for one in measured], sum(one.gains[FIRST][1] for one in measured), options.seed),
-        metadata=_by_metadata(measured, options.seed),
+        kinds=_parts([one.kinds for one in measured], sum(one.gains[FIRST][1] for one in measured)),
+        metadata=_by_metadata(measured),
         documents=_document_gains(measured),
         standing_in=sum(any(hit.overlap > STANDS_IN for hit in one.hits) for one in measured),
         skipped=measuring.skipped,
@@ -224,34 +224,33 @@ def _sums(measured: Sequence[MeasuredUnit], name: str) -> tuple[DoubleArray, Dou
     return pairs[:, 0], pairs[:, 1]
 
 
-def _mean_gain(pairs: Sequence[Sum], seed: int) -> HeldOutGain:
-    """The mean gain of units that have tokens, with the interval of a bootstrap over units."""
-    there = [pair for pair in pairs if pair[1]]
-    sums_U, tokens_U = np.array([nats for nats, _ in there]), np.array([tokens for _, tokens in there])
-    return held_out_gains({"gain": sums_U}, tokens_U, np.arange(len(there)), seed)["gain"]
+def _mean_gain(pairs: Sequence[Sum]) -> Estimate:
+    """The mean gain of units that have tokens, with its interval."""
+    nats_U, tokens_U = np.array(pairs, dtype=np.float64).T
+    return estimate(Units(nats_U, tokens_U), "mean")
 
 
-def _parts(kinds: Sequence[Mapping[str, Sum]], total: int, seed: int) -> list[GainPart]:
+def _parts(kinds: Sequence[Mapping[str, Sum]], total: int) -> list[GainPart]:
     """Gains by the names of parts of so many tokens, the most frequent first."""
     by_name: defaultdict[str, list[Sum]] = defaultdict(list)
     for own in kinds:
         for name, pair in own.items():
             by_name[name].append(pair)
     parts = [
-        GainPart(name=name, share=sum(tokens for _, tokens in pairs) / total, gain=_mean_gain(pairs, seed))
+        GainPart(name=name, share=sum(tokens for _, tokens in pairs) / total, gain=_mean_gain(pairs))
         for name, pairs in by_name.items()
     ]
     return sorted(parts, key=lambda part: -part.share)
 
 
-def _by_metadata(measured: Sequence[MeasuredUnit], seed: int) -> dict[str, list[GainPart]]:
+def _by_metadata(measured: Sequence[MeasuredUnit]) -> dict[str, list[GainPart]]:
     """Gains by the values of each key of metadata with several values, not too many."""
     found, total = {}, sum(one.gains[FIRST][1] for one in measured)
     for key in dict.fromkeys(key for one in measured for key in one.metadata):
         values = [str(one.metadata.get(key, "")) for one in measured]
         if 1 < len({*values}) <= _MOST_VALUES:
             gains = [{value: one.gains[FIRST]} for value, one in zip(values, measured, strict=True)]
-            found[key] = _parts(gains, total, seed)
+            found[key] = _parts(gains, total)
     return found
 
 

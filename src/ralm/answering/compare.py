@@ -1,6 +1,6 @@
-"""Compares runs of `ralm qa`, or of `ralm choice`, over the same questions, by a paired bootstrap over questions."""
+"""Compares runs of `ralm qa` over the same questions, question by question."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,16 +12,16 @@ from pydantic import JsonValue
 
 from ralm.answering import run
 from ralm.answering.evaluation import METRICS, MetricColumns, metric_columns
+from ralm.answering.metrics import statistic_of
 from ralm.answering.multiple_choice import choice_columns
 from ralm.answering.prompts import LETTERS
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
-from ralm.records import DoubleArray
+from ralm.evaluation.intervals import Estimate, compare, estimate
 from ralm.storage.manifest import kind_of, open_consistently
 from ralm.validation import check_strings
 
-Figures: TypeAlias = Mapping[str, Sequence[tuple[float, float, float]]]
-"""The figure of every run with the ends of its interval, by metric."""
+Figures: TypeAlias = Mapping[str, Sequence[Estimate]]
+"""The figure of every run, by metric."""
 _QUESTION: Final = {
     run.ANSWERS_KIND: ["question_id", "question", "answers"],
     run.CHOICES_KIND: ["question_id", "question", "choices", "gold"],
@@ -31,9 +31,8 @@ _QUESTION: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswersComparison:
-    """Runs over the same questions. `measures` has, for each metric, the mean and the ends of its 95% interval of every
-    run; `differences` those of every run minus the first. `judged` counts the questions of a metric: those that all
-    runs could be judged on."""
+    """Runs over the same questions. `measures` has, for each metric, the figure of every run; `differences` those of
+    every run minus the first. `judged` counts the questions of a metric: those that all runs could be judged on."""
 
     runs: Sequence[Path]
     questions: int
@@ -46,14 +45,14 @@ class AnswersComparison:
         rows: list[Any] = []
         for place, path in enumerate(self.runs):
             measures, differences = (
-                {name: {"mean": some[place][0], "interval": [*some[place][1:]]} for name, some in figures.items()}
+                {name: estimates[place].as_json() for name, estimates in figures.items()}
                 for figures in (self.measures, self.differences)
             )
             rows.append({"run": str(path), "measures": measures, "difference": differences if place else None})
         return {"questions": self.questions, "judged": dict(self.judged), "runs": rows}
 
 
-def compare_answers(paths: Sequence[Path | str], *, draws: int = DRAWS, seed: int = 0) -> AnswersComparison:
+def compare_answers(paths: Sequence[Path | str]) -> AnswersComparison:
     """Compare runs that `run_questions`, or `run_choices`, wrote over the same questions with the first of them.
 
     Of questions: the measures of answers that all runs have, the log-probability of the gold answer in nats a token; of
@@ -72,37 +71,26 @@ def compare_answers(paths: Sequence[Path | str], *, draws: int = DRAWS, seed: in
         if not table.select(_QUESTION[kind]).equals(tables[0].select(_QUESTION[kind])):
             raise UsageError(f"{folder} and {folders[0]} have other questions or answers: compare runs over the same.")
     columns = [_answer_columns(table) if kind is run.ANSWERS_KIND else _choice_columns(table) for table in tables]
-    judged, measures, differences = compare_columns(columns, draws=draws, seed=seed)
+    judged, measures, differences = compare_columns(columns)
     return AnswersComparison(
         runs=folders, questions=len(tables[0]), judged=judged, measures=measures, differences=differences
     )
 
 
-def compare_columns(
-    columns: Sequence[MetricColumns], *, draws: int = DRAWS, seed: int = 0
-) -> tuple[dict[str, int], Figures, Figures]:
+def compare_columns(columns: Sequence[MetricColumns]) -> tuple[dict[str, int], Figures, Figures]:
     """Return, by metric, the number of questions that all runs could be judged on, the figure of every run, and its
-    difference from the first, each with the ends of its 95% interval."""
+    difference from the first."""
     judged: dict[str, int] = {}
     measures, differences = {}, {}
     for name in [name for name in columns[0] if all(name in own for own in columns)]:
-        sums_RU, counts_RU = (np.stack([own[name][part] for own in columns]) for part in (0, 1))
-        both_U = (counts_RU > 0).all(axis=0)
+        both_U = np.logical_and.reduce([own[name].counts_U > 0 for own in columns])
         if not both_U.any():
             continue
         judged[name] = int(both_U.sum())
-        rows_UR = np.concatenate([sums_RU[:, both_U], counts_RU[:, both_U]]).T
-        # sums and counts are drawn together: tokenizers may count the gold answer differently
-        drawn = bootstrap_means(rows_UR, np.ones(judged[name], dtype=np.int64), draws=draws, seed=seed)
-        drawn_DR = drawn[:, : len(columns)] / drawn[:, len(columns) :]
-        means_R = rows_UR[:, : len(columns)].sum(axis=0) / rows_UR[:, len(columns) :].sum(axis=0)
-        measures[name] = [*_figures(means_R, drawn_DR)]
-        differences[name] = [*_figures(means_R - means_R[0], drawn_DR - drawn_DR[:, :1])]
+        units, scale = [own[name].select(both_U) for own in columns], statistic_of(name)
+        measures[name] = [estimate(run, scale) for run in units]
+        differences[name] = [compare(run, units[0], scale) for run in units]
     return judged, measures, differences
-
-
-def _figures(means_R: DoubleArray, drawn_DR: DoubleArray) -> Iterator[tuple[float, float, float]]:
-    return ((float(mean), *interval(drawn_DR[:, place])) for place, mean in enumerate(means_R))
 
 
 def _answer_columns(table: pa.Table) -> MetricColumns:

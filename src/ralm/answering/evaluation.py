@@ -14,16 +14,17 @@ from ralm.answering import metrics, prompts, sources
 from ralm.answering.answers import Answer, answer_all, check_mixer, room_for_prompts
 from ralm.answering.judge import Judge
 from ralm.answering.likelihoods import GoldScore
-from ralm.answering.multiple_choice import Choice, ChoiceMethod, choice_columns, mean_of, measures_of
+from ralm.answering.multiple_choice import Choice, ChoiceMethod, choice_columns, measures_of
 from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.errors import UsageError
+from ralm.evaluation.intervals import Units, compare, estimate
 from ralm.evaluation.retrieval import RetrievalRun
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.sources import FromRetriever
-from ralm.records import Hits, IntArray, Passage, Passages
+from ralm.records import Hits, Passage, Passages
 from ralm.storage.store import Store
 from ralm.terminal import progress_bar
 
@@ -32,7 +33,7 @@ _QUESTIONS_AT_ONCE: Final = 16
 _Result = TypeVar("_Result")
 METRICS: Final = (*metrics.ANSWER_MEASURES, "agrees", "gold_log_prob")
 """All that is known of an answer: its measures, the verdict of a judge, and the log-probability of the gold answer."""
-MetricColumns: TypeAlias = Mapping[str, tuple[NDArray[np.float64], IntArray]]
+MetricColumns: TypeAlias = Mapping[str, Units]
 """For each metric the sum of every question, and what it counts: 1, or the tokens of the gold answer; 0 if unknown."""
 
 
@@ -120,8 +121,9 @@ class QuestionEvaluation:
 
     def _measures(self, judged: Sequence[JudgedAnswer], scored_Q: NDArray[np.bool_]) -> dict[str, JsonValue]:
         measures: dict[str, JsonValue] = {}
-        for name, (sums_Q, counts_Q) in _of_judged(judged).items():
-            measures |= mean_of(name, sums_Q, counts_Q * (scored_Q | (name != "gold_log_prob")))
+        for name, units in _of_judged(judged).items():
+            counted = units.select(scored_Q | (name != "gold_log_prob"))
+            measures |= estimate(counted, metrics.statistic_of(name)).fields(name)
         if self.judge is not None:
             measures["judge_failures"] = sum(one.agrees is None and bool(one.measures) for one in judged)
         return measures
@@ -131,9 +133,8 @@ class QuestionEvaluation:
         both = [(row.judged, row.without) for row in self.rows if row.without is not None]
         open_book, without = _of_judged([one for one, _ in both]), _of_judged([other for _, other in both])
         differences: dict[str, JsonValue] = {}
-        for name, (sums_Q, counts_Q) in open_book.items():
-            others_Q, other_counts_Q = without[name]
-            differences |= mean_of(name, sums_Q - others_Q, counts_Q * (other_counts_Q > 0))
+        for name, units in open_book.items():
+            differences |= compare(units, without[name], metrics.statistic_of(name)).fields(name)
         return differences
 
 
@@ -150,7 +151,7 @@ def metric_columns(
     for name, values in columns.items():
         counts = gold_tokens if name == "gold_log_prob" else [1] * len(values)
         known = [0 if value is None else count or 0 for value, count in zip(values, counts, strict=True)]
-        found[name] = (np.array([float(value or 0) for value in values]), np.array(known, dtype=np.int64))
+        found[name] = Units(np.array([float(value or 0) for value in values]), np.array(known, dtype=np.int64))
     return found
 
 

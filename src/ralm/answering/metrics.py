@@ -12,6 +12,8 @@ from typing import Final, NamedTuple
 
 import regex
 
+from ralm.evaluation.intervals import Statistic
+
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 _COMBINED: Final = regex.compile(r".\p{M}*", regex.DOTALL)
@@ -123,3 +125,9 @@ ANSWER_MEASURES: Final[Mapping[str, AnswerMeasure]] = {
     "token_recall": AnswerMeasure(token_recall, float, "token recall"),
 }
 """The measures of every answer, in the order of columns; a new one needs a line here."""
+_SHARES: Final = {"accuracy", "agrees", *(name for name, one in ANSWER_MEASURES.items() if one.returns is bool)}
+
+
+def statistic_of(metric: str) -> Statistic:
+    """Return what the figure of a metric is: the share of questions, or a mean."""
+    return "share" if metric in _SHARES else "mean"

@@ -2,11 +2,12 @@
 
     p(c | q) = sum over prompts d of  weight_d  p(letter of c | prompt_d)          (REPLUG, Eq. 2 and section 6.2)
 
-Letters of shapes: C choices of a question, U questions, R columns.
+Letters of shapes: C choices of a question, U questions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any, Final, Literal, TypeAlias
 
@@ -17,10 +18,11 @@ from pydantic import JsonValue
 from ralm.answering import metrics, questions, sources
 from ralm.answering.answers import answer_all, room_for_prompts
 from ralm.answering.likelihoods import TextLikelihood, likelihoods
+from ralm.answering.metrics import statistic_of
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import bootstrap_means, interval
+from ralm.evaluation.intervals import Estimate, Units, compare, estimate
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading.mixture import log_softmax
@@ -29,6 +31,8 @@ from ralm.storage.store import Store
 from ralm.validation import MAX_COUNT, check_length
 
 Scoring: TypeAlias = Literal["letter", "text", "generated"]
+_Estimator: TypeAlias = Callable[[NDArray[np.bool_]], Estimate]
+"""Returns the figure of the chosen questions."""
 _BEFORE_LETTER: Final = "answer is "
 
 CATEGORIES: Final = {
@@ -205,34 +209,43 @@ def letter_of(answer: str, letters: str) -> int | None:
 def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: Sequence[str]) -> dict[str, JsonValue]:
     """Return the measures of choices with 95% intervals over questions, by subject too if there are `subjects`; with
     those of the same questions without passages (`closed`) and the `difference`, if they were answered."""
-    books = {"open_book": _columns(choices)}
+    own = _columns(choices)
+    books: dict[str, dict[str, _Estimator]] = {"open_book": {name: partial(_figure, name, own[name]) for name in own}}
     if closed:
-        books["closed_book"] = others = _columns(closed)
-        own = books["open_book"]
-        books["difference"] = {name: own[name] - others[name] for name in own if name in others}
-    found: dict[str, dict[str, JsonValue]] = {book: {} for book in books}
-    values_UR = np.stack([values_U for own in books.values() for values_U in own.values()], axis=1)
-    drawn_DR = bootstrap_means(values_UR, np.ones(len(values_UR), dtype=np.int64))  # all share the drawn questions
-    names = [(book, name) for book, own in books.items() for name in own]
-    for column, (book, name) in enumerate(names):
-        found[book][name] = float(values_UR[:, column].mean())
-        found[book][f"{name}_interval"] = [*interval(drawn_DR[:, column])]
-    for book, own in books.items():
-        found[book] |= _by_subject(own["accuracy"], np.array(subjects))
+        others = _columns(closed)
+        books["closed_book"] = {name: partial(_figure, name, others[name]) for name in others}
+        books["difference"] = {
+            name: partial(_difference, name, own[name], others[name]) for name in own if name in others
+        }
+    found: dict[str, dict[str, JsonValue]] = {}
+    every_U = np.ones(len(choices), dtype=np.bool_)
+    for book, figures in books.items():
+        means = {name: figure(every_U) for name, figure in figures.items()}
+        found[book] = {key: value for name in means for key, value in means[name].fields(name).items()}
+        found[book] |= _by_subject(figures["accuracy"], np.array(subjects))
     found["open_book"] |= _counts(choices)
     if closed:
         found["closed_book"] |= _counts(closed)
     return {**found.pop("open_book"), **found}
 
 
-def _columns(choices: Sequence[Choice]) -> dict[str, NDArray[np.float64]]:
-    columns = choice_columns([(one.right, one.probabilities_C, one.gold) for one in choices])
-    return {name: values_U for name, (values_U, _) in columns.items()}
+def _figure(name: str, units: Units, chosen_U: NDArray[np.bool_]) -> Estimate:
+    """The figure of some questions."""
+    return estimate(units.select(chosen_U), statistic_of(name))
 
 
-def choice_columns(rows_U: Sequence[tuple[bool, Any, int]]) -> dict[str, tuple[NDArray[np.float64], IntArray]]:
+def _difference(name: str, units: Units, base: Units, chosen_U: NDArray[np.bool_]) -> Estimate:
+    """The difference of some questions from those of the closed book."""
+    return compare(units.select(chosen_U), base.select(chosen_U), statistic_of(name))
+
+
+def _columns(choices: Sequence[Choice]) -> dict[str, Units]:
+    return choice_columns([(one.right, one.probabilities_C, one.gold) for one in choices])
+
+
+def choice_columns(rows_U: Sequence[tuple[bool, Any, int]]) -> dict[str, Units]:
     """Return for each question whether the choice is right, and if all have probabilities, the Brier score, and the
-    natural logarithm of that of the right one, unless one is 0; each column with its values, and ones."""
+    natural logarithm of that of the right one, unless one is 0."""
     columns = {"accuracy": np.array([right for right, _, _ in rows_U], dtype=np.float64)}
     known = [(np.array(probabilities_C), gold) for _, probabilities_C, gold in rows_U if probabilities_C is not None]
     if len(known) == len(rows_U):
@@ -240,7 +253,7 @@ def choice_columns(rows_U: Sequence[tuple[bool, Any, int]]) -> dict[str, tuple[N
         golds = np.array([probabilities_C[gold] for probabilities_C, gold in known])
         if golds.all():
             columns["gold_log_prob"] = np.log(golds)
-    return {name: (values_U, np.ones(len(rows_U), dtype=np.int64)) for name, values_U in columns.items()}
+    return {name: Units.each(values_U) for name, values_U in columns.items()}
 
 
 def brier_score(probabilities_C: NDArray[np.float64], right: int) -> float:
@@ -260,17 +273,7 @@ def _counts(choices: Sequence[Choice]) -> dict[str, JsonValue]:
     return found if certified == 1 else {**found, "certified": certified}
 
 
-def mean_of(name: str, sums_U: NDArray[np.float64], counts_U: IntArray) -> dict[str, JsonValue]:
-    """Return the mean of the units that count, under its name, and its interval; nothing if none counts."""
-    counted_U = counts_U > 0
-    if not counted_U.any():
-        return {}
-    sums_U, counts_U = sums_U[counted_U], counts_U[counted_U]
-    ends = interval(bootstrap_means(sums_U[:, None], counts_U)[:, 0])
-    return {name: float(sums_U.sum() / counts_U.sum()), f"{name}_interval": [*ends]}
-
-
-def _by_subject(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.str_]) -> dict[str, JsonValue]:
+def _by_subject(accuracy: _Estimator, subjects_U: NDArray[np.str_]) -> dict[str, JsonValue]:
     """Return the accuracy of each category of MMLU and of each subject, if there are any, and the mean of subjects."""
     if not subjects_U.any():
         return {}
@@ -279,25 +282,24 @@ def _by_subject(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.str_]) -
     for category in CATEGORIES:
         its_U = categories_U == category
         if its_U.any():
-            mean = _mean_of_subjects(accuracy_U[its_U], subjects_U[its_U])
-            categories[category] = {**_accuracy(accuracy_U[its_U]), "mean_of_subjects": mean}
+            mean = _mean_of_subjects(accuracy, np.where(its_U, subjects_U, ""))
+            categories[category] = {**_accuracy(accuracy(its_U)), "mean_of_subjects": mean}
     subjects = [subject for subject in np.unique(subjects_U).tolist() if subject]
     return {
-        "mean_of_subjects": _mean_of_subjects(accuracy_U, subjects_U),
+        "mean_of_subjects": _mean_of_subjects(accuracy, subjects_U),
         "categories": categories,
-        "subjects": {subject: _accuracy(accuracy_U[subjects_U == subject]) for subject in subjects},
+        "subjects": {subject: _accuracy(accuracy(subjects_U == subject)) for subject in subjects},
     }
 
 
-def _accuracy(accuracy_U: NDArray[np.float64]) -> dict[str, JsonValue]:
-    ones_U = np.ones(len(accuracy_U), dtype=np.int64)
-    return {"questions": len(accuracy_U), **mean_of("accuracy", accuracy_U, ones_U)}
+def _accuracy(figure: Estimate) -> dict[str, JsonValue]:
+    return {"questions": figure.units, **figure.fields("accuracy")}
 
 
-def _mean_of_subjects(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.str_]) -> float:
+def _mean_of_subjects(accuracy: _Estimator, subjects_U: NDArray[np.str_]) -> float:
     """Return the mean of the accuracies of subjects; questions without one count only if there are no others."""
     subjects = [subject for subject in np.unique(subjects_U) if subject] or [""]
-    return float(np.mean([accuracy_U[subjects_U == subject].mean() for subject in subjects]))
+    return float(np.mean([accuracy(subjects_U == subject).value for subject in subjects]))
 
 
 def category_of(subject: str) -> str | None:

@@ -49,7 +49,7 @@ class AnswerSweep:
 
     @cached_property
     def differences(self) -> Figures:
-        """Each measure of every value minus that of the first, with the ends of its paired 95% interval."""
+        """Each measure of every value minus that of the first."""
         return compare_columns([one.columns for one in self.evaluations.values()])[2]
 
     def rows(self) -> list[dict[str, JsonValue]]:
@@ -63,13 +63,12 @@ class AnswerSweep:
                 if isinstance(figure, int | float) and name != "seconds":
                     row[name] = figure
                 if f"{name}_interval" in summary:
-                    row[f"{name}_low"], row[f"{name}_high"] = summary[f"{name}_interval"]
+                    row[f"{name}_low"], row[f"{name}_high"] = summary[f"{name}_interval"] or (None, None)
             if "has_answer" in summary:
                 row["has_answer"] = [*summary["has_answer"].values()][-1]
             if rows:
-                for name, figures in self.differences.items():
-                    ends = zip(("", "_low", "_high"), figures[len(rows)], strict=True)
-                    row |= {f"{name}_over_first{end}": figure for end, figure in ends}
+                for name, estimates in self.differences.items():
+                    row |= estimates[len(rows)].columns(f"{name}_over_first")
             rows.append(row)
         return rows
 
@@ -78,8 +77,7 @@ class AnswerSweep:
         points: list[JsonValue] = []
         for place, (value, summary) in enumerate(self.summaries().items()):
             over_first: dict[str, JsonValue] = {
-                name: {"mean": figures[place][0], "interval": [*figures[place][1:]]}
-                for name, figures in (self.differences if place else {}).items()
+                name: estimates[place].as_json() for name, estimates in (self.differences if place else {}).items()
             }
             points.append({self.option: value, **summary, "over_first": over_first, "config": self.configs[value]})
         return {"option": self.option, "points": points}

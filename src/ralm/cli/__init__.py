@@ -27,7 +27,6 @@ from ralm.cli.process import (
 from ralm.cli.settings import WITH_SETTINGS
 from ralm.errors import RalmError, UsageError
 from ralm.processes import collect_rarely
-from ralm.removed import removal_of
 from ralm.terminal import visible
 from ralm.version import __version__
 
@@ -164,22 +163,7 @@ def _run() -> int | None:
         if not hasattr(error, "format_message"):  # not every version of typer exports the class of these errors
             raise
         wrong: Any = error
-        if sentence := _removal(wrong):
-            raise UsageError(sentence) from None
         usage = io.StringIO()
         wrong.show(file=usage)
         sys.stderr.write(visible(usage.getvalue()))
         return wrong.exit_code
-
-
-def _removal(wrong: Any) -> str | None:
-    """A sentence if an error of typer is about an option or a command that was removed."""
-    words = [one for one in sys.argv[1:] if not one.startswith("-")]
-    names = [" ".join(words[:count]) for count in (2, 1)]
-    if option := getattr(wrong, "option_name", None):
-        names = [*(f"{command} {option}" for command in names), option]
-    elif "No such command" in wrong.format_message():
-        names.append(f"ralm {words[0]}")
-    else:
-        return None
-    return next(filter(None, map(removal_of, names)), None)

@@ -110,7 +110,7 @@ def print_answer_sweep(swept: AnswerSweep, out: Path | None, asked: Sequence[str
         for name, figures in differences.items():
             _, factor, form = shown[name]
             for row, figure in zip(rows, figures[1:], strict=True):
-                row.append(with_interval(figure, f"+{form}", factor))
+                row.append(with_interval(figure.times(factor), f"+{form}"))
         print_table(["minus the first", *(shown[name][0] for name in differences)], rows, pad_edge=False)
     notes = _unscored(first) if "gold_scored" in first else []
     print_line("; ".join(["  with 95% intervals; shares in percent, log-probabilities in nats", *notes]))
@@ -128,12 +128,12 @@ def print_answers_comparison(compared: AnswersComparison) -> None:
     for name, measures in compared.measures.items():
         label, factor, form = labels.get(name, (name.replace("_", " "), 100, ".1f"))
         for place, path in enumerate(compared.runs):
-            row = [label if place == 0 else "", one_line(path.name), with_interval(measures[place], form, factor)]
+            row = [label if place == 0 else "", one_line(path.name), with_interval(measures[place].times(factor), form)]
             if place:
-                row.append(with_interval(compared.differences[name][place], f"+{form}", factor))
+                row.append(with_interval(compared.differences[name][place].times(factor), f"+{form}"))
             rows.append([*row, ""][:4])
     print_table(["", "run", "mean", "minus the first"], rows, pad_edge=False)
-    print_line(f"  {compared.questions:,} questions; 95% intervals by bootstrap over questions")
+    print_line(f"  {compared.questions:,} questions; 95% intervals over questions")
 
 
 def _with_categories(measures: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _with_interval(measures: Mapping[str, Any] | None, metric: str, factor: int,
     """A measure, and its interval on a line of its own if it has one; empty if there is no such measure."""
     if not measures or metric not in measures:
         return ""
-    found = (measures[metric], *measures.get(f"{metric}_interval", ()))
+    found = (measures[metric], *(measures.get(f"{metric}_interval") or ()))
     value, *ends = (format(factor * to_float(one), form) for one in found)
     return f"{value}\n({', '.join(ends)})" if ends else value
 

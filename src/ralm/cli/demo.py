@@ -100,10 +100,13 @@ def _print(
     from ralm.cli.output import print_generation, print_line, source_name
     from ralm.cli.results import print_measures
     from ralm.demo.demonstration import most_gained, prompt_where_retrieval_helps
+    from ralm.evaluation.perplexity import change_of
 
     seen = "it never saw" if model.name == TINY else f"it may have seen, every {shown.stride} tokens"
     print_line(f"\n{model.name} on documentation {seen}, with passages from the rest of it:")
-    print_measures({_ROWS[name]: reading.as_dict() for name, reading in shown.readings.items()})
+    rows = {_ROWS[name]: reading for name, reading in shown.readings.items()}
+    first = next(iter(rows.values()))
+    print_measures(rows, {name: change_of(reading, first) for name, reading in rows.items() if reading is not first})
     print_line("\nTokens that gained most from their passage:\n")
     for gained in most_gained(shown, model):
         before = " ".join(gained.before.split())

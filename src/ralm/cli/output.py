@@ -31,6 +31,7 @@ from ralm.terminal import one_line, to_json, visible
 if TYPE_CHECKING:
     from ralm.corpus.decontamination import Removals
     from ralm.corpus.documents import Skipped
+    from ralm.evaluation.intervals import Estimate
     from ralm.retrieval.index import Index
     from ralm.retrieval.sync import Changes
 
@@ -105,10 +106,10 @@ def _in_latex(cell: str) -> str:
     return re.sub(r"(?<![\w-])-(?=[\d.])", "$-$", escaped).replace("--", "-{}-")
 
 
-def with_interval(figures: Iterable[float], form: str, factor: float = 1) -> str:
-    """A figure and the ends of its interval, times a factor."""
-    value, low, high = (factor * figure for figure in figures)
-    return f"{value:{form}} ({low:{form}}, {high:{form}})"
+def with_interval(estimate: "Estimate", form: str) -> str:
+    """A figure, and the ends of its interval if it has one."""
+    value, *ends = (f"{figure:{form}}" for figure in (estimate.value, *(estimate.ends or ())))
+    return f"{value} ({', '.join(ends)})" if ends else value
 
 
 def write_page(file: Path, page: str, shown: str) -> None:

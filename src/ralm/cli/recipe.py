@@ -13,7 +13,6 @@ from ralm.cli.flags import Output
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
-from ralm.removed import removal_of
 from ralm.settings import LM_ARGS
 
 if TYPE_CHECKING:
@@ -61,8 +60,6 @@ def recipe_command(
     """
     from ralm.recipes.recipe import FULL_SCALE, STAND_IN_SCALE
 
-    if names and (sentence := removal_of(f"recipe {names[0]}")):
-        raise UsageError(sentence)
     if out is None:
         return _together([_show(name) for name in names]) if names else _list()
     if not names:

@@ -57,9 +57,9 @@ def report_command(
     """Show the text of a run with tokens shaded by their gain from passages, and the passages that contributed most. Of
     a run of questions, show each with its answers, and its passages with the answer marked.
 
-    Compare several runs over the same text with the first of them: token perplexities, and how much lower or higher
-    they are than the first run's, with 95% intervals from a paired bootstrap over documents; of runs of `qa` or
-    `choice` over the same questions, the measures of answers, over questions. They need no baseline.
+    Compare several runs over the same text with the first of them: token perplexities, and their changes from the first
+    run's, below 0 if lower, with paired 95% intervals over documents; of runs of `qa` over the same questions, the
+    measures of answers, over questions. They need no baseline.
 
     Example: `ralm report my-run --html my-report.html`
     """

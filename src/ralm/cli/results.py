@@ -12,13 +12,12 @@ from rich.text import Text
 
 from ralm.cli.output import passage_name, print_line, print_table, with_interval
 from ralm.evaluation import perplexity, sweep
-from ralm.evaluation.bootstrap import TARGETS_PER_DOCUMENT
+from ralm.evaluation.intervals import NO_INTERVAL, STRETCH, Estimate
 from ralm.runs.compare import Comparison
 from ralm.runs.report import Report, to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
 from ralm.terminal import one_line, visible
 from ralm.training import reranker, retriever
-from ralm.training.gains import HeldOutGain
 from ralm.training.statistics import SignalStatistics
 
 if TYPE_CHECKING:
@@ -29,32 +28,41 @@ MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
 def print_evaluation(evaluation: perplexity.Evaluation, out: Path | None) -> None:
     """Print the measures of a reading, and those of its baseline if there is one."""
-    rows = {"with passages" if evaluation.passages else "no retrieval": evaluation.reading.as_dict()}
+    name = "with passages" if evaluation.passages else "no retrieval"
+    rows, changes = {name: evaluation.reading}, {}
     if evaluation.baseline is not None:
-        rows = {"no retrieval": evaluation.baseline.as_dict(), **rows}
-    print_measures(rows)
+        rows = {"no retrieval": evaluation.baseline, **rows}
+        changes = {} if evaluation.is_bounded else {name: evaluation.change}
+    print_measures(rows, changes)
     if out is not None:
         print_line(f"Every token with its source: {out}/tokens.parquet")
 
 
-def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
-    """Print a table with one row per reading; the gain compares token perplexities with the first row."""
-    first = next(iter(rows.values()))
-    bounded = any("bounds" in measures for measures in rows.values())
-    cells = []
-    for name, measures in rows.items():
-        gain = 1 - to_float(measures["token_perplexity"]) / to_float(first["token_perplexity"])
-        shown = "" if measures is first or bounded or not math.isfinite(gain) else f"{gain:+.1%}"
-        figures = [_measure(measures, measure) for measure in MEASURES]
-        cells.append([name, *figures, shown, f"{to_float(measures['seconds']):.1f}"])
-    print_table(["", "token ppl", "word ppl", "bits/byte", "gain", "seconds"], cells)
-    notes = [f"{to_float(first['tokens']):,.0f} tokens, {to_float(first['words']):,.0f} words; "]
-    notes[0] += "gain: how much lower the token perplexity is"
-    for name, measures in rows.items():
-        if "exact" in measures:
-            notes.append(f"{name}: {to_float(measures['exact']):.1%} of the tokens are known, the others by bounds")
-    for note in notes:
-        print_line(f"  {note}")
+def print_measures(rows: Mapping[str, perplexity.Reading], changes: Mapping[str, Estimate]) -> None:
+    """Print a table with one row per reading, with the changes of their token perplexities from the first."""
+    measures = {name: reading.as_dict() for name, reading in rows.items()}
+    cells = [
+        [
+            name,
+            *(_measure(shown, measure) for measure in MEASURES),
+            with_interval(changes[name], "+.1%") if name in changes else "",
+            f"{to_float(shown['seconds']):.1f}",
+        ]
+        for name, shown in measures.items()
+    ]
+    print_table(["", "token ppl", "word ppl", "bits/byte", "change", "seconds"], cells)
+    first = next(iter(rows.values())).measures
+    print_line(f"  {first.tokens:,} tokens, {first.words:,} words; change: of the token perplexity from the first row")
+    for change in [*changes.values()][:1]:
+        print_line(f"  {_about(change)}")
+    for name, shown in measures.items():
+        if "exact" in shown:
+            print_line(f"  {name}: {to_float(shown['exact']):.1%} of the tokens are known, the others by bounds")
+
+
+def _about(change: Estimate) -> str:
+    """What an interval is over, or why there is none."""
+    return f"{change.units:,} stretches of {STRETCH} tokens: {'95% intervals' if change.ends else NO_INTERVAL}"
 
 
 def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
@@ -75,16 +83,14 @@ def print_sweep(swept: sweep.Sweep, out: Path | None) -> None:
         [
             one_line(str(row[swept.option])),
             *(f"{to_float(row[column]):.2f}" for column in columns),
-            _gain(row, "gain"),
-            _gain(row, "gain_over_first"),
+            _change(row, "change"),
+            _change(row, "change_from_first"),
         ]
         for row in results
     ]
-    print_table([f"--{swept.option}", "token ppl", "word ppl", "bits/byte", "none", "gain", "over the first"], rows)
-    print_line("  none: the token perplexity without passages; gain: how much lower it is with them")
-    paired = any(row["gain_low"] is not None for row in results)
-    about = f"paired, over stretches of {TARGETS_PER_DOCUMENT} tokens" if paired else "none, the text is too short"
-    print_line(f"  95% intervals: {about}")
+    print_table([f"--{swept.option}", "token ppl", "word ppl", "bits/byte", "none", "change", "from the first"], rows)
+    print_line("  none: the token perplexity without passages; change: of the token perplexity from there")
+    print_line(f"  {_about(next(iter(swept.evaluations.values())).change)}")
     print_line(
         f"  {swept.scored:,} of {swept.requests:,} requests scored, {swept.retrievals:,} retrievals: the rest shared"
     )
@@ -93,24 +99,28 @@ def print_sweep(swept: sweep.Sweep, out: Path | None) -> None:
         print_line(f"The table: {out / SWEEP_TABLE}{plot}")
 
 
-def _gain(row: Mapping[str, JsonValue], name: str) -> str:
-    """A gain with its interval; empty if the row has none."""
+def _change(row: Mapping[str, Any], name: str) -> str:
+    """A change with its interval; empty if the row has none."""
     if name not in row:
         return ""
-    figures = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
-    return f"{to_float(row[name]):+.1%}" if None in figures else with_interval(map(to_float, figures), "+.1%")
+    ends = [row[f"{name}_low"], row[f"{name}_high"]]
+    return f"{row[name]:+.1%}" + ("" if None in ends else " ({:+.1%}, {:+.1%})".format(*ends))
 
 
 def print_comparison(compared: Comparison) -> None:
     """Print a table with one row per run."""
-    rows = []
-    for run in compared.runs:
-        row = [one_line(run.path.name), with_interval((run.token_perplexity, *run.perplexity_interval), ".2f")]
-        if run.change is not None and run.change_interval is not None:
-            row.append(with_interval((run.change, *run.change_interval), "+.1%"))
-        rows.append(row)
-    print_table(["", "token perplexity", "against the first"], rows, pad_edge=False)
-    print_line(f"  {compared.targets:,} tokens; 95% intervals by bootstrap over {compared.documents:,} documents")
+    rows = [
+        [
+            one_line(run.path.name),
+            with_interval(run.token_perplexity, ".2f"),
+            "" if run.change is None else with_interval(run.change, "+.1%"),
+        ]
+        for run in compared.runs
+    ]
+    print_table(["", "token perplexity", "change from the first"], rows, pad_edge=False)
+    has_intervals = any(run.change is not None and run.change.ends for run in compared.runs)
+    about = "95% intervals" if has_intervals else NO_INTERVAL
+    print_line(f"  {compared.targets:,} tokens; {compared.units:,} {compared.noun}: {about}")
 
 
 def print_judged(summary: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -123,15 +133,15 @@ def print_judged(summary: Mapping[str, Any], names: Sequence[str]) -> None:
             row.append(f"{summary['against'][measure]['mean']:.4f}")
             one = summary["difference"][measure]
             row.append(f"{one['mean']:+.4f}")
-        row.append("({:.4f}, {:.4f})".format(*one["interval"]))
+        row.append("({:.4f}, {:.4f})".format(*one["interval"]) if one["interval"] else "")
         rows.append(row)
     headings = ["", *(one_line(Path(name).name) for name in names), *["difference"][: len(names) - 1], "95% interval"]
     print_table(headings, rows, pad_edge=False)
-    print_line(f"  {summary['topics']:,} topics; intervals by bootstrap over topics")
+    print_line(f"  {summary['topics']:,} topics; intervals over topics")
 
 
-def _print_gain(words: str, gain: HeldOutGain) -> None:
-    print_line(f"  {words}{gain.gain:+.4f} (95%: {gain.low:+.4f} to {gain.high:+.4f})")
+def _print_gain(words: str, gain: Estimate) -> None:
+    print_line(f"  {words}{with_interval(gain, '+.4f')}")
 
 
 def print_worth(folder: Path, statistics: SignalStatistics) -> None:
@@ -182,8 +192,11 @@ def print_reranker(trained: reranker.TrainedReranker) -> None:
             "best": "best candidate over the first",
         },
     )
-    if (found := trained.held_out) is not None and min(found["change"]["low"], found["chosen"]["low"]) <= 0:
-        keep = "the choice before, as of --rerank zero-shot" if found["before"]["low"] > 0 else "the first candidate"
+    if (found := trained.held_out) is None:
+        return
+    gains = {name: Estimate(**found[name]) for name in ("change", "chosen", "before")}
+    if not (gains["change"].is_above and gains["chosen"].is_above):
+        keep = "the choice before, as of --rerank zero-shot" if gains["before"].is_above else "the first candidate"
         print_line(f"nothing gained, since an interval after the training is not above 0: keep {keep}")
 
 
@@ -206,7 +219,7 @@ def print_retriever(trained: retriever.TrainedRetriever, what: str, before: str,
     if (found := trained.held_out) is not None:
         temperatures = f"{found['temperature_before']:.3g} before and {found['temperature']:.3g} after"
         print_line(f"temperatures of the ensembles, the best for other held-out documents: {temperatures}")
-        if found["ensemble_change"]["low"] <= 0:
+        if not Estimate(**found["ensemble_change"]).is_above:
             print_line(f"nothing gained, since the interval of the ensemble's change is not above 0: keep {before}")
     print_line(use)
 
@@ -220,7 +233,7 @@ def _print_gains(trained: "Trained", rows: Mapping[str, str]) -> None:
     examples = f"{found['examples']:,} held-out examples of {found['documents']:,} documents"
     print_line(f"gain on {examples}, in nats per token:")
     for name, words in rows.items():
-        _print_gain(f"{words + ':':<42}", HeldOutGain(**found[name]))
+        _print_gain(f"{words + ':':<42}", Estimate(**found[name]))
 
 
 def _print_losses(trained: "Trained") -> None:

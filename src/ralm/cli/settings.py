@@ -15,7 +15,6 @@ import typer
 from ralm.cli.process import print_note
 from ralm.corpus.files import read_utf8
 from ralm.errors import InputError, UsageError
-from ralm.removed import removal_of
 
 WITH_SETTINGS: Final = ("eval", "generate", "ask", "serve")
 """The commands that take a file of settings."""
@@ -35,12 +34,8 @@ def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
     for key, value in settings.items():
         if (name := key.replace("_", "-")) in own:
             values[own[name].name] = _value(context, own[name], file, name, value)
-        elif sentence := removal_of(f"{command.name} --{name}"):
-            raise UsageError(f"{file} sets {key}: {sentence}")
         elif any(name in options for options in _options_of_others(command)):
             unused.append(name)
-        elif sentence := removal_of(name):
-            raise UsageError(f"{file} sets {key}: {sentence}")
         else:
             raise UsageError(f"{file} sets {key}, which is no option of `ralm {command.name}`: correct or remove it.")
     if unused:

@@ -128,7 +128,7 @@ def _print(found: "Worth", name: str) -> None:
 
     print_line(f"{name}, {found.lm}, {found.text}\n{found.sentence}")
     rows = [
-        (reading, f"{gain.gain:+.3f}", f"{gain.low:+.3f} to {gain.high:+.3f}")
+        (reading, f"{gain.value:+.3f}", "" if gain.low is None else f"{gain.low:+.3f} to {gain.high:+.3f}")
         for reading, gain in found.readings.items()
     ]
     print_table(["gain over no passage", "nats a token", "95% interval"], rows)
@@ -147,8 +147,8 @@ def _notes(found: "Worth") -> Iterator[str]:
         yield f"Stand in {where}: {found.standing_in:,} of {found.gain.units:,} {found.noun}."
     if found.skipped:
         yield f"Too short, and skipped: {found.skipped:,} {found.noun}."
-    kinds = sorted(found.kinds, key=lambda part: -part.share * part.gain.gain)
-    yield "Gain by token: " + ", ".join(f"{part.name} {part.gain.gain:+.3f}" for part in kinds[:4]) + "."
+    kinds = sorted(found.kinds, key=lambda part: -part.share * part.gain.value)
+    yield "Gain by token: " + ", ".join(f"{part.name} {part.gain.value:+.3f}" for part in kinds[:4]) + "."
     gave, harmed = (
         [row for row in rows if sign * row.gain > 0][:_NAMES]
         for sign, rows in ((1, found.documents), (-1, found.documents[::-1]))

@@ -2,7 +2,7 @@
 
 perplexity.py    evaluates a text: token and word perplexity, bits per byte
 sweep.py         the same for several values of one option
-bootstrap.py     intervals of means over documents
+intervals.py     figures over units, with their intervals
 retrieval.py     retrieval against relevance judgements
 """
 

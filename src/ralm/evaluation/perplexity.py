@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.errors import RalmWarning, UsageError
+from ralm.evaluation.intervals import Estimate, Units, compare, stretches
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, traits_of
 from ralm.reading import plan, provenance, sources
@@ -129,14 +130,34 @@ class Evaluation:
         assert self.baseline is not None
         return provenance.TracedText.of(self.prepared, self.reading.scored, self.baseline.scored, self.passages)
 
+    @property
+    def change(self) -> Estimate:
+        """The relative change of the token perplexity from that of the baseline, negative if it is lower."""
+        assert self.baseline is not None
+        return change_of(self.reading, self.baseline)
+
     def summary(self, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """Return the measures and their configuration, with those of the baseline and the gain if it is known."""
+        """Return the measures and their configuration, with those of the baseline, and if they are known the gain over
+        it in nats and the change of the token perplexity."""
         shown = {**self.reading.as_dict(), "config": config}
         if self.baseline is not None:
             shown["baseline"] = self.baseline.as_dict()
             if not self.is_bounded:
                 shown["gain"] = provenance.gain_as_json(self.traced)
+                shown |= self.change.fields("change")
         return shown
+
+
+def change_of(reading: Reading, base: Reading) -> Estimate:
+    """Return the relative change of the token perplexity between two readings of the same targets, with its interval
+    over stretches of the text."""
+    return compare(_nlls(reading), _nlls(base), "perplexity")
+
+
+def _nlls(reading: Reading) -> Units:
+    """The negative log-probability of each stretch, and the tokens of its part of the perplexity."""
+    log_probs_T = reading.scored.log_probs_T
+    return Units.of(-log_probs_T, stretches(len(log_probs_T))).counted_as(reading.measures.tokens)
 
 
 def evaluate_text(

@@ -18,7 +18,7 @@ from ralm.corpus import files
 from ralm.corpus.formats.json_records import records_of_lines
 from ralm.errors import InputError, UsageError, extra
 from ralm.evaluation import RETRIEVAL_MEASURES
-from ralm.evaluation.bootstrap import bootstrap_means, interval
+from ralm.evaluation.intervals import Units, compare, estimate
 from ralm.protocols import Retriever
 from ralm.records import DoubleArray, Passages
 from ralm.storage.outputs import replaced_file
@@ -190,18 +190,15 @@ class JudgedRun:
 
     def summary(self) -> dict[str, JsonValue]:
         """Return the means of the measures with their 95% intervals over topics, paired for the `difference`."""
-        columns = {"measures": self.values}
+        columns = {name: Units.each(values_U) for name, values_U in self.values.items()}
+        figures: dict[str, JsonValue] = {"measures": {name: _figure(units) for name, units in columns.items()}}
         if self.against is not None:
-            difference = {name: values_U - self.against[name] for name, values_U in self.values.items()}
-            columns |= {"against": self.against, "difference": difference}
-        values_UR = np.stack([values_U for column in columns.values() for values_U in column.values()], axis=1)
-        drawn_DR = bootstrap_means(values_UR, np.ones(len(self.topics), dtype=np.int64))
-        figures: Iterator[JsonValue] = (
-            {"mean": float(values_UR[:, place].mean()), "interval": [*interval(drawn_DR[:, place])]}
-            for place in range(values_UR.shape[1])
-        )
-        found = {name: {measure: next(figures) for measure in column} for name, column in columns.items()}
-        return {"topics": len(self.topics), **found}
+            others = {name: Units.each(values_U) for name, values_U in self.against.items()}
+            figures["against"] = {name: _figure(units) for name, units in others.items()}
+            figures["difference"] = {
+                name: compare(units, others[name], "mean").as_json() for name, units in columns.items()
+            }
+        return {"topics": len(self.topics), **figures}
 
     def by_topic(self) -> dict[str, JsonValue]:
         """The measures of each topic, by its id."""
@@ -209,6 +206,10 @@ class JudgedRun:
             topic: {name: float(values_U[place]) for name, values_U in self.values.items()}
             for place, topic in enumerate(self.topics)
         }
+
+
+def _figure(units: Units) -> JsonValue:
+    return estimate(units, "mean").as_json()
 
 
 def parse_measures(measures: str, k: int | None = None) -> list[Any]:

@@ -12,8 +12,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import gain_interval
-from ralm.evaluation.perplexity import Evaluation, Reading, evaluate_text
+from ralm.evaluation.perplexity import Evaluation, change_of, evaluate_text
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading import sources
@@ -22,7 +21,7 @@ from ralm.reading.plan import PlanOptions
 
 PANELS: Final = {
     "token perplexity": {"token_perplexity": "with passages", "none_token_perplexity": "no retrieval"},
-    "decrease of token perplexity": {"gain": "over no retrieval"},
+    "change of token perplexity": {"change": "from no retrieval"},
 }
 """What the plot shows: columns of the rows with their labels, by the label of the axis."""
 
@@ -48,8 +47,8 @@ class Sweep:
     retrievals: int
 
     def rows(self) -> list[dict[str, JsonValue]]:
-        """Return a row per value: the measures, those without retrieval as `none_...`, and the relative decrease of
-        token perplexity from these (`gain`) and from the first value (`gain_over_first`), with the ends of its paired
+        """Return a row per value: the measures, those without retrieval as `none_...`, and the relative change of token
+        perplexity from these (`change`) and from the first value (`change_from_first`), with the ends of its paired
         95% interval (`_low`, `_high`; None for a short text)."""
         first = next(iter(self.evaluations.values())).reading
         rows = []
@@ -62,11 +61,11 @@ class Sweep:
                 "none_token_perplexity": none.token_perplexity,
                 "none_word_perplexity": none.word_perplexity,
                 "none_bits_per_byte": none.bits_per_byte,
-                **_gain("gain", reading, evaluation.baseline),
+                **evaluation.change.columns("change"),
             }
             same_targets = np.array_equal(reading.scored.positions_T, first.scored.positions_T)
             if reading is not first and same_targets:
-                row |= _gain("gain_over_first", reading, first)
+                row |= change_of(reading, first).columns("change_from_first")
             rows.append(row)
         return rows
 
@@ -79,14 +78,6 @@ class Sweep:
             "scored": self.scored,
             "retrievals": self.retrievals,
         }
-
-
-def _gain(name: str, reading: Reading, base: Reading) -> dict[str, JsonValue]:
-    low, high = (
-        gain_interval(reading.scored.log_probs_T, base.scored.log_probs_T, reading.measures.tokens) or (None,) * 2
-    )
-    gain = 1 - reading.measures.token_perplexity / base.measures.token_perplexity
-    return {name: gain, f"{name}_low": low, f"{name}_high": high}
 
 
 def sweep(

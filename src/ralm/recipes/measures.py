@@ -1,15 +1,15 @@
 """Measures: figures with intervals from the results of finished steps.
 
-A measure reads a `Sample`: sums and counts over units (stretches of a text, or questions), of which the figure is a
-function. So every figure has an interval by bootstrap over units, and two figures over the same units have a paired one
-for their difference. A gain is the difference of the log-probabilities of a token in two runs over the same targets,
-one with passages and one without, in nats.
+A measure reads a `Sample`: sums and counts over units (stretches of a text, or questions), and the scale of its figure
+(`ralm.evaluation.intervals`). So every figure has an interval over units, and two figures over the same units have a
+paired one for their change. A gain is the difference of the log-probabilities of a token in two runs over the same
+targets, one with passages and one without, in nats.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from ralm.answering import multiple_choice, run as answering
 from ralm.corpus.decontamination import Decontamination
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import TARGETS_PER_DOCUMENT, bootstrap_means, interval
+from ralm.evaluation.intervals import Estimate, Statistic, Units, compare, estimate, stretches
 from ralm.recipes.steps import Step
-from ralm.records import DoubleArray, IntArray
+from ralm.records import DoubleArray
 from ralm.retrieval.index import open_index
 from ralm.runs.run import PASSAGES, RUN_KIND, RUN_TOKENS, SUMMARY, damage_errors, read_tokens
 from ralm.storage import manifest, outputs
@@ -50,33 +50,26 @@ _LABELS: Final = {
     "share_below_overlap": "targets that keep their passage, %",
 }
 _REMEDY: Final = "remove it and run the recipe again"
-_MIN_UNITS: Final = 20
-"""A text with fewer stretches is cut into shorter ones."""
 _NGRAM: Final = 8
 _WORD: Final = re.compile(r"\w+")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """Sums and counts (U units), and the figure as a function of the ratio of their totals."""
+    """The units of a figure, its scale, and a factor such as 100 for percent. With a `base`, the figure is the change
+    from it."""
 
-    sums_U: DoubleArray
-    counts_U: IntArray | DoubleArray
-    figure: Callable[[Any], Any]
-
-    @property
-    def value(self) -> float:
-        """The figure of all units; NaN if nothing is counted."""
-        counted = self.counts_U.sum()
-        return float(self.figure(self.sums_U.sum() / counted)) if counted else math.nan
+    units: Units
+    scale: Statistic
+    factor: float = 1.0
+    base: Units | None = None
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """Its 95% interval; None if fewer than two units count."""
-        counted_U = self.counts_U > 0
-        if np.count_nonzero(counted_U) < 2:
-            return None
-        return interval(self.figure(bootstrap_means(self.sums_U[counted_U, None], self.counts_U[counted_U])[:, 0]))
+    def estimate(self) -> Estimate:
+        """The figure with its interval."""
+        if self.base is None:
+            return estimate(self.units, self.scale).times(self.factor)
+        return compare(self.units, self.base, self.scale).times(self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +99,16 @@ class Measure:
 def perplexity(run: Path, per: Per) -> Sample:
     """Return how well a text was predicted by `ralm eval`; per byte, it is in bits."""
     nll_T, counted = _read_run(run)
-    # NaN, as `ralm eval` has it, for a text without any
-    scale = len(nll_T) / counted[per] if counted[per] else math.nan
+    units = over_stretches(nll_T).counted_as(counted[per])
     if per == "byte":
-        return stretches(nll_T, lambda mean: mean * scale / math.log(2))
-    return stretches(nll_T, lambda mean: np.exp(mean * scale))
+        return Sample(units=units, scale="ratio", factor=1 / math.log(2))
+    return Sample(units=units, scale="perplexity")
 
 
 def relative_gain(run: Path, without: Path) -> Sample:
     """Return how much lower the bits per byte of a run are than those of one without passages, in percent."""
-    read, plain = (stretches(_read_run(path)[0], lambda mean: mean) for path in (run, without))
-    return Sample(read.sums_U, plain.sums_U, lambda ratio: 100 * (1 - ratio))
+    nlls, base = (over_stretches(_read_run(path)[0]) for path in (run, without))
+    return Sample(units=nlls, scale="ratio", factor=-100, base=base)
 
 
 @lru_cache(maxsize=8)
@@ -131,11 +123,9 @@ def _read_run(run: Path) -> tuple[DoubleArray, dict[Per, float]]:
     return -tokens.log_probs_T.astype(np.float64), {**counted, "space": spaces}
 
 
-def stretches(values_T: DoubleArray, figure: Callable[[Any], Any]) -> Sample:
-    """Return a sample of stretches of 512 targets, or of shorter ones if there would be fewer than 20."""
-    size = max(1, min(TARGETS_PER_DOCUMENT, len(values_T) // _MIN_UNITS))
-    units_T = np.arange(len(values_T)) // size
-    return Sample(np.bincount(units_T, values_T).astype(np.float64), np.bincount(units_T).astype(np.int64), figure)
+def over_stretches(values_T: DoubleArray) -> Units:
+    """Return the sums of the values of targets over stretches of the text."""
+    return Units.of(values_T, stretches(len(values_T)))
 
 
 def exact_matches(answers: Path, documents: int | None = None) -> Sample:
@@ -152,7 +142,7 @@ def answer_log_probs(answers: Path) -> Sample:
         (0, 0) if total is None or not tokens else (total, tokens) for total, tokens in zip(*columns, strict=True)
     ]
     sums, counts = np.array(scored, np.float64).reshape(-1, 2).T
-    return Sample(sums, counts.astype(np.int64), lambda mean: mean)
+    return Sample(units=Units(sums, counts), scale="mean")
 
 
 def choice_accuracy(choices: Path, category: str | None = None) -> Sample:
@@ -174,7 +164,8 @@ def _columns(folder: Path, kind: outputs.FolderKind, table: str, *names: str) ->
 def _percent(values: list[bool | None]) -> Sample:
     """The share of right values among those that could be judged."""
     judged = np.array([value is not None for value in values], np.int64)
-    return Sample(np.array([bool(value) for value in values], np.float64), judged, lambda mean: 100 * mean)
+    right = np.array([bool(value) for value in values], np.float64)
+    return Sample(units=Units(right, judged), scale="share", factor=100)
 
 
 def gain_of_class(run: Path, without: Path, kind: TokenClass) -> Sample:
@@ -193,10 +184,8 @@ def _gains(run: Path, without: Path) -> DoubleArray:
 
 def _mean_over(values_T: DoubleArray, chosen_T: NDArray[np.bool_]) -> Sample:
     """The mean of the chosen targets, over stretches of the text."""
-    whole = stretches(values_T * chosen_T, lambda mean: mean)
-    counted = stretches(chosen_T.astype(np.float64), lambda mean: mean)
-    there_U = counted.sums_U > 0
-    return Sample(whole.sums_U[there_U], counted.sums_U[there_U].astype(np.int64), lambda mean: mean)
+    sums_U = over_stretches(values_T * chosen_T).sums_U
+    return Sample(units=Units(sums_U, over_stretches(chosen_T.astype(np.float64)).sums_U), scale="mean")
 
 
 @lru_cache(maxsize=4)
@@ -254,12 +243,13 @@ def gain_below_overlap(run: Path, without: Path, percent: float) -> Sample:
     """Return by how many percent passages lower the token perplexity, if a target whose passage overlaps the text more
     counts as read without: the share of the passage's runs of eight words that stand in the text."""
     gain_T = np.where(_overlaps(run) <= percent / 100, _gains(run, without), 0.0)
-    return stretches(gain_T, lambda mean: -100 * np.expm1(-mean))
+    units = over_stretches(-gain_T)
+    return Sample(units=units, scale="perplexity", factor=-100, base=Units(0 * units.sums_U, units.counts_U))
 
 
 def share_below_overlap(run: Path, percent: float) -> Sample:
     """Return how many percent of the targets keep their passage, if those that overlap the text more are taken out."""
-    return stretches((_overlaps(run) <= percent / 100).astype(np.float64), lambda mean: 100 * mean)
+    return Sample(units=over_stretches((_overlaps(run) <= percent / 100).astype(np.float64)), scale="mean", factor=100)
 
 
 @lru_cache(maxsize=4)

@@ -7,16 +7,16 @@ manifest.json   the name of the recipe, and a checksum of each file
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from ralm.evaluation.bootstrap import bootstrap_means, interval
+from ralm.evaluation.intervals import LEVEL, STRETCH, Estimate, compare, holm
 from ralm.recipes.folder import STEPS, RecipeFolder
-from ralm.recipes.measures import Sample
+from ralm.recipes.measures import Measure, Sample
 from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.runner import command_text
 from ralm.storage import manifest, outputs
@@ -31,7 +31,7 @@ _STAND_IN: Final = (
     "STAND-IN: small local data and models took the place of the paper's. These figures are not comparable with the "
     "paper's; they show that the recipe runs, and which of its orders hold here."
 )
-_INTERVALS: Final = "Ours with the 95% interval of a bootstrap over stretches of the text, or over questions"
+_INTERVALS: Final = f"Ours with the 95% interval over stretches of {STRETCH} tokens of the text, or over questions"
 _NOTHING: Final = "-"
 
 _Row: TypeAlias = dict[str, Any]
@@ -73,7 +73,7 @@ def measure_recipe(
     return Result(
         recipe=recipe,
         cells=cells,
-        orders=[order_row(order, samples[order.better], samples[order.worse]) for order in recipe.orders],
+        orders=order_rows(recipe.orders, samples),
         changes=changes,
         commands=[command_text(folder.command_line(step)) for step in folder.distinct_steps(recipe.steps)],
         stand_in=folder.stand_in,
@@ -82,8 +82,8 @@ def measure_recipe(
 
 def _cell_row(cell: Cell, sample: Sample | None, folder: RecipeFolder, is_comparable: bool) -> _Row:
     """A cell with our figure, minus the paper's if they are comparable, and the commands that it comes from."""
-    value = None if sample is None or math.isnan(sample.value) else sample.value
-    low, high = (sample.interval if sample and value is not None else None) or (None, None)
+    figure = None if sample is None or math.isnan(sample.estimate.value) else sample.estimate
+    value = None if figure is None else figure.value
     difference = None
     if is_comparable and value is not None and cell.published is not None:
         difference = value - cell.published
@@ -96,8 +96,8 @@ def _cell_row(cell: Cell, sample: Sample | None, folder: RecipeFolder, is_compar
         "at": cell.at,
         "published": cell.published,
         "value": value,
-        "low": low,
-        "high": high,
+        "low": None if figure is None else figure.low,
+        "high": None if figure is None else figure.high,
         "difference": difference,
         "folder": " ".join(f"{STEPS}/{folder.path_of(step).name}" for step in steps),
         "command": "; ".join(command_text(folder.command_line(step)) for step in steps),
@@ -105,24 +105,41 @@ def _cell_row(cell: Cell, sample: Sample | None, folder: RecipeFolder, is_compar
     }
 
 
-def order_row(order: Order, better: Sample, worse: Sample) -> _Row:
-    """Return an order with both figures, the change from the worse to the better one (a fraction of the worse where
-    smaller is better, else a difference) with the 95% interval of a paired bootstrap, and whether it leaves out 0."""
-    row = {"order": order.text, "better": better.value, "worse": worse.value}
-    several = len(better.counts_U) > 1 and better.counts_U.sum() > 0
-    if not (several and np.array_equal(better.counts_U, worse.counts_U)):
-        return {**row, "change": None, "interval": None, "verdict": "not comparable"}
-    # Both figures are of the same units, so each draw takes the same units for both: a paired bootstrap.
-    drawn_DR = bootstrap_means(np.stack([better.sums_U, worse.sums_U], axis=1), better.counts_U)
-    drawn, other = better.figure(drawn_DR[:, 0]), worse.figure(drawn_DR[:, 1])
-    if order.better.smaller_is_better:
-        change, ends = better.value / worse.value - 1, interval(drawn / other - 1)
-        low, high = -ends[1], -ends[0]
-    else:
-        change, ends = better.value - worse.value, interval(drawn - other)
-        low, high = ends
-    verdict = "seen" if low > 0 else "the other way" if high < 0 else "not clear"
-    return {**row, "change": change, "interval": [*ends], "verdict": verdict}
+def order_rows(orders: Sequence[Order], samples: Mapping[Measure, Sample]) -> list[_Row]:
+    """Return the orders with both figures and the change from the worse to the better one: relative where smaller is
+    better, else the difference. An order is seen, or the other way, at a level of 5% over all of the recipe (Holm)."""
+    pairs = [(samples[order.better], samples[order.worse]) for order in orders]
+    changes = [_change_of(better, worse) for better, worse in pairs]
+    p_values = holm([None if change is None else change.p_value for change in changes])
+    return [
+        {
+            "order": order.text,
+            "better": better.estimate.value,
+            "worse": worse.estimate.value,
+            "change": None if change is None else change.value,
+            "interval": None if change is None else change.ends,
+            "verdict": _verdict(change, p_value, smaller_is_better=order.better.smaller_is_better),
+        }
+        for order, (better, worse), change, p_value in zip(orders, pairs, changes, p_values, strict=True)
+    ]
+
+
+def _change_of(better: Sample, worse: Sample) -> Estimate | None:
+    """The change from the worse to the better figure; None if they are not of the same units."""
+    if better.base or worse.base or not np.array_equal(better.units.counts_U, worse.units.counts_U):
+        return None
+    change = compare(better.units, worse.units, better.scale)
+    return change if better.scale in ("ratio", "perplexity") else change.times(better.factor)
+
+
+def _verdict(change: Estimate | None, p_value: float | None, *, smaller_is_better: bool) -> str:
+    if change is None:
+        return "not comparable"
+    if p_value is None:
+        return "no interval"
+    if p_value > LEVEL:
+        return "not clear"
+    return "seen" if (change.value < 0) == smaller_is_better else "the other way"
 
 
 def folder_name(recipe: str, only: str | None = None) -> str:
@@ -231,8 +248,8 @@ def _change(order: Order, row: _Row) -> str:
     if row["change"] is None:
         return _NOTHING
     form = "+.1%" if order.better.smaller_is_better else "+.2f"
-    change, low, high = (format(number, form) for number in (row["change"], *row["interval"]))
-    return f"{change} ({low} to {high})"
+    change, *ends = (format(number, form) for number in (row["change"], *(row["interval"] or ())))
+    return f"{change} ({' to '.join(ends)})" if ends else change
 
 
 def _number(value: float) -> str:

@@ -9,55 +9,52 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import TARGETS_PER_DOCUMENT, bootstrap_means, interval, sums_of_units
+from ralm.evaluation.intervals import Estimate, Units, compare, estimate, stretches
 from ralm.records import IntArray
 from ralm.runs.run import read_tokens
 from ralm.runs.tables import RunTokens
 from ralm.validation import check_strings
 
-Interval = tuple[float, float]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """A run, its token perplexity, and the change against the first run: the ratio of their perplexities minus 1."""
+    """A run, its token perplexity, and the relative change from that of the first run: negative if it is lower."""
 
     path: Path
-    token_perplexity: float
-    perplexity_interval: Interval
-    change: float | None
-    change_interval: Interval | None
+    token_perplexity: Estimate
+    change: Estimate | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Runs over the same targets, and the number of documents in the bootstrap."""
+    """Runs over the same targets, and the number of the units that intervals are over: documents or stretches."""
 
     runs: Sequence[ComparedRun]
     targets: int
-    documents: int
+    units: int
+    noun: str
 
     def as_json(self) -> dict[str, JsonValue]:
         """The comparison as JSON."""
         rows: list[JsonValue] = [
             {
                 "run": str(run.path),
-                "token_perplexity": run.token_perplexity,
-                "interval": list(run.perplexity_interval),
-                "change": run.change,
-                "change_interval": None if run.change_interval is None else list(run.change_interval),
+                "token_perplexity": run.token_perplexity.value,
+                "interval": run.token_perplexity.as_json()["interval"],
+                "change": None if run.change is None else run.change.value,
+                "change_interval": None if run.change is None else run.change.as_json()["interval"],
             }
             for run in self.runs
         ]
-        return {"targets": self.targets, "documents": self.documents, "runs": rows}
+        return {"targets": self.targets, self.noun: self.units, "runs": rows}
 
 
 def compare_runs(paths: Sequence[Path | str], *, documents: str | None = None) -> Comparison:
-    """Compare runs over the same targets with the first of them, by a paired bootstrap over documents.
+    """Compare runs over the same targets with the first of them, document by document.
 
-    `documents` is a regular expression of the line that begins a document; without it, 512 consecutive targets count as
-    a document. Raises UsageError if the runs have other targets, if there are fewer than two documents, or if
-    `documents` is not a regular expression.
+    `documents` is a regular expression of the line that begins a document; without it, intervals are over stretches of
+    512 targets. Raises UsageError if the runs have other targets, or if `documents` is not a regular expression or
+    finds a single document.
     """
     check_strings("paths", paths)
     folders = [Path(path) for path in paths]
@@ -71,43 +68,35 @@ def compare_runs(paths: Sequence[Path | str], *, documents: str | None = None) -
                 f"{len(runs[0].texts):,}): compare runs over the same text, with the same tokenizer and the same limit "
                 "of tokens."
             )
-    document_T = _document_of_targets(runs[0], documents)
-    counts_U = np.bincount(document_T)
-    nll_TR = -np.stack([run.log_probs_T for run in runs], axis=1).astype(np.float64)
-    nll_UR = sums_of_units(nll_TR, document_T)
-    means_R = nll_UR.sum(axis=0) / len(document_T)
-    drawn_DR = bootstrap_means(nll_UR, counts_U)
-    change_R, change_DR = np.expm1(means_R - means_R[0]), np.expm1(drawn_DR - drawn_DR[:, :1])
+    unit_T = stretches(len(runs[0].texts)) if documents is None else _document_of_targets(runs[0], documents)
+    nlls = [Units.of(-run.log_probs_T, unit_T) for run in runs]
     compared = [
         ComparedRun(
             path=folder,
-            token_perplexity=float(np.exp(means_R[number])),
-            perplexity_interval=interval(np.exp(drawn_DR[:, number])),
-            change=float(change_R[number]) if number else None,
-            change_interval=interval(change_DR[:, number]) if number else None,
+            token_perplexity=estimate(units, "perplexity"),
+            change=compare(units, nlls[0], "perplexity") if number else None,
         )
-        for number, folder in enumerate(folders)
+        for number, (folder, units) in enumerate(zip(folders, nlls, strict=True))
     ]
-    return Comparison(runs=compared, targets=len(document_T), documents=len(counts_U))
+    noun = "stretches" if documents is None else "documents"
+    return Comparison(runs=compared, targets=len(unit_T), units=len(nlls[0].counts_U), noun=noun)
 
 
-def _document_of_targets(run: RunTokens, documents: str | None) -> IntArray:
+def _document_of_targets(run: RunTokens, documents: str) -> IntArray:
     """The number of the document (int64, T) that each target belongs to, without gaps from 0."""
-    if documents is None:
-        document_T = np.arange(len(run.texts)) // TARGETS_PER_DOCUMENT
-        how = f"it has at most {TARGETS_PER_DOCUMENT} targets, which count as one document"
-    else:
-        try:
-            begins = re.compile(documents, re.MULTILINE)
-        except re.error as error:
-            raise UsageError(f"`documents` is not a regular expression ({error}): {documents!r}.") from None
-        text = run.before + "".join(run.texts)
-        ends_T = len(run.before) + np.cumsum([len(piece) for piece in run.texts])
-        starts = [match.start() for match in begins.finditer(text)]
-        # a token belongs to the document that its last character is in: tokens may begin with the line break before
-        document_T = np.searchsorted(starts, ends_T - 1, side="right")
-        how = f"{len(starts)} of its lines match {documents!r}"
+    try:
+        begins = re.compile(documents, re.MULTILINE)
+    except re.error as error:
+        raise UsageError(f"`documents` is not a regular expression ({error}): {documents!r}.") from None
+    text = run.before + "".join(run.texts)
+    ends_T = len(run.before) + np.cumsum([len(piece) for piece in run.texts])
+    starts = [match.start() for match in begins.finditer(text)]
+    # a token belongs to the document that its last character is in: tokens may begin with the line break before
+    document_T = np.searchsorted(starts, ends_T - 1, side="right")
     numbered_T = np.unique(document_T, return_inverse=True)[1].astype(np.int64)
     if not len(numbered_T) or numbered_T[-1] == 0:
-        raise UsageError(f"the text of the runs is a single document ({how}); intervals need at least two.")
+        raise UsageError(
+            f"the text of the runs is a single document: {len(starts)} of its lines match {documents!r}; give the line "
+            "that begins a document."
+        )
     return numbered_T

@@ -9,7 +9,6 @@ from pydantic import JsonValue
 from starlette.responses import JSONResponse, Response
 
 from ralm.errors import BudgetError, InputError, ModelError, RalmError, ServerError, UsageError
-from ralm.removed import removal_of
 from ralm.terminal import one_line
 
 _LOG: Final = logging.getLogger("ralm.serving")
@@ -100,10 +99,8 @@ def validation_error(error: Mapping[str, Any], known: Sequence[str]) -> RequestE
         return RequestError(NO_OBJECT)
     if kind == "extra_forbidden":
         close = get_close_matches(place[-1], known, n=1)
-        hint = removal_of(place[-1]) or (f"the nearest is `{close[0]}`." if close else None)
-        return RequestError(f"`{param}` is not a field of this request{f'; {hint}' if hint else '.'}", param=param)
-    if kind == "literal_error" and (removal := removal_of(f"{place[-1]}={error['input']}")):
-        return RequestError(removal, param=param)
+        hint = f"; the nearest is `{close[0]}`." if close else "."
+        return RequestError(f"`{param}` is not a field of this request{hint}", param=param)
     return RequestError(f"`{param}` {_FAULTS.get(kind) or 'is wrong: ' + str(error['msg'])}.", param=param)
 
 

@@ -32,7 +32,6 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ralm.errors import UsageError
 from ralm.options import without_none
-from ralm.removed import removal_of
 from ralm.retrieval.bm25.kernels import load_compiler
 from ralm.retrieval.summary import corpus_title
 from ralm.runs.report import render_page
@@ -87,10 +86,9 @@ async def _invalid(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    route = "/".join(path.split("/")[:3])
     messages = {
         400: "the body cannot be read; send one JSON object.",
-        404: removal_of(route) or f"there is no {path} here; /openapi.json lists the routes.",
+        404: f"there is no {path} here; /openapi.json lists the routes.",
         405: f"{path} does not accept {request.method} requests.",
     }
     message = messages.get(error.status_code, str(error.detail))

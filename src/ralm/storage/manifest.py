@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, field_validator
 
-from ralm.errors import DamagedFolderError, FolderError, RalmWarning
-from ralm.removed import removed_settings
+from ralm.errors import DamagedFolderError, FolderError
 from ralm.storage.outputs import MANIFEST, FolderKind, restore
 from ralm.version import __version__
 
@@ -116,8 +114,6 @@ def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
     for name, entry in manifest.files.items():
         if fault := _fault(folder / name, entry, reads=entry.bytes <= _READ_BYTES):
             raise DamagedFolderError(f"{folder} is damaged: {name} {fault}; {_remedy(manifest)}")
-    for sentence in removed_settings(manifest.settings.get("config")):
-        warnings.warn(f"{folder} was made by ralm {manifest.ralm_version}: {sentence}", RalmWarning, stacklevel=2)
     return manifest
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import JsonValue
 
-from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
+from ralm.evaluation.intervals import Estimate, Units, estimate
 from ralm.reading.mixture import mix, similarity_log_weights
 from ralm.records import DoubleArray, IntArray
 from ralm.training.options import TrainingOptions
@@ -21,30 +21,15 @@ _TEMPERATURES: Final = 2.0 ** (np.arange(-10, 11) / 2)
 """Temperatures that are tried, in standard deviations of the scores."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutGain:
-    """A gain on held-out examples in nats a token, with the 95% interval of a paired bootstrap over documents."""
-
-    gain: float
-    low: float
-    high: float
-
-
 def held_out_gains(
-    gains: Mapping[str, DoubleArray], tokens_E: IntArray, documents_E: Sequence[str] | IntArray, seed: int = 0
-) -> dict[str, HeldOutGain]:
-    """Return the gain of each reading by its name, from the nats that it gains on each example, the tokens of the
-    examples, and the documents that they are from; 0 without examples."""
-    if not len(tokens_E):
-        return dict.fromkeys(gains, HeldOutGain(gain=0.0, low=0.0, high=0.0))
+    gains: Mapping[str, DoubleArray], tokens_E: IntArray, documents_E: Sequence[str]
+) -> dict[str, Estimate]:
+    """Return the gain of each reading in nats a token by its name, with its interval over documents, from the nats that
+    it gains on each example, the tokens of the examples, and the documents that they are from."""
     document_E = np.unique(documents_E, return_inverse=True)[1]
-    sums_UR = sums_of_units(np.stack([*gains.values()], axis=1), document_E)
     counts_U = np.bincount(document_E, tokens_E)
-    draws_DR = bootstrap_means(sums_UR, counts_U, seed=seed)
-    means = (sums_UR.sum(axis=0) / counts_U.sum()).tolist()
     return {
-        name: HeldOutGain(gain=gain, low=low, high=high)
-        for name, gain, (low, high) in zip(gains, means, map(interval, draws_DR.T), strict=True)
+        name: estimate(Units(Units.of(gain_E, document_E).sums_U, counts_U), "mean") for name, gain_E in gains.items()
     }
 
 

@@ -27,7 +27,6 @@ from pydantic import JsonValue
 
 from ralm.errors import FolderError, UsageError
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
-from ralm.removed import removal_of
 from ralm.retrieval.index import Index, open_index
 from ralm.runs.resume import first_difference, flatten_settings
 from ralm.runs.run import damage_errors
@@ -287,7 +286,7 @@ def evenly_spaced(examples_E: IntArray, max_count: int) -> IntArray:
 def _open(path: Path) -> Signals:
     folder = SignalsFolder(path, read_manifest(path, kind=SIGNALS_KIND))
     if "gold" in (folder.config.get("examples") or {}):
-        raise UsageError(f"{path} holds signals of questions: {removal_of('signals --questions')}")
+        raise UsageError(f"{path} holds signals of questions, which train nothing: make signals of training text.")
     with damage_errors(path, _REMEDY):
         examples = pq.read_table(path / EXAMPLES, columns=["document_id", "continuation_tokens"])
         documents = examples["document_id"].to_pylist()

@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from ralm.evaluation.intervals import Estimate
 from ralm.reading.mixture import log_softmax
 from ralm.records import NO_PASSAGE, DoubleArray, IntArray
-from ralm.training.gains import HeldOutGain, held_out_gains, token_log_probs
+from ralm.training.gains import held_out_gains, token_log_probs
 from ralm.training.signals import Signals
 
 BETAS: Final = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -24,9 +25,9 @@ class HalfGains:
     for the first half, and of the best for the second half itself. The second is what a reranker can attain that knows
     the text before perfectly; the last one also profits from chance."""
 
-    first: HeldOutGain
-    attainable: HeldOutGain
-    best: HeldOutGain
+    first: Estimate
+    attainable: Estimate
+    best: Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +47,9 @@ class SignalStatistics:
     examples: int
     single: int
     impossible: int
-    first: HeldOutGain
-    random: HeldOutGain
-    best: HeldOutGain
+    first: Estimate
+    random: Estimate
+    best: Estimate
     no_preference: int
     entropies: dict[str, float]
     paper_entropies: dict[str, float]

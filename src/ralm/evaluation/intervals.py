@@ -1,0 +1,191 @@
+"""Figures of runs with their 95% intervals, from a table of units: documents, stretches of a text, questions, topics.
+
+A unit has the sum and the count of a measure. A figure is a function of the ratio of both totals, and two runs over the
+same units are compared unit by unit. The interval is Student's t for the linearised ratio (Cochran, Sampling
+Techniques, 1977, section 6.3), with a degree of freedom less than there are units; that of a share is Wilson's (Journal
+of the American Statistical Association 22, 1927). Values within a unit may depend on each other, units may not. Fewer
+than ten units give no interval, nor do differences that are equal in all units. docs/method.md says how often a mean
+of 0 is taken for another one.
+
+Letters of shapes: T values, U units.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf, log, nan, sqrt
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
+from scipy.special import ndtri, stdtr, stdtrit
+
+from ralm.records import DoubleArray, FloatArray, IntArray
+
+LEVEL: Final = 0.05
+"""The probability that an interval leaves out the true figure."""
+MIN_UNITS: Final = 10
+"""Fewer units give no interval."""
+_EQUAL: Final = 1e-6
+"""Units that differ less, as a share of their mean, are equal but for the rounding of log-probabilities."""
+NO_INTERVAL: Final = f"no interval: fewer than {MIN_UNITS} of them, or none differs"
+"""Why a figure may stand without its interval."""
+STRETCH: Final = 512
+"""Consecutive targets that are a unit where the documents of a text are not known."""
+
+Statistic = Literal["mean", "share", "ratio", "perplexity"]
+"""What a figure is, and how two of them are compared:
+
+mean        the sum over the count           their difference
+share       the same, of values 0 and 1      their difference
+ratio       the sum over the count, above 0  the relative change
+perplexity  exp of the sum over the count    the relative change
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Units:
+    """The sum and the count of a measure in each unit of a run."""
+
+    sums_U: DoubleArray
+    counts_U: DoubleArray | IntArray
+
+    @classmethod
+    def of(cls, values_T: DoubleArray | FloatArray, unit_T: IntArray) -> "Units":
+        """Add up values by the number of the unit that each is from."""
+        sums_U: DoubleArray = np.bincount(unit_T, values_T.astype(np.float64)).astype(np.float64)
+        return cls(sums_U, np.bincount(unit_T))
+
+    @classmethod
+    def each(cls, values_U: DoubleArray) -> "Units":
+        """Return units of one value each."""
+        return cls(values_U, np.ones(len(values_U), dtype=np.int64))
+
+    @property
+    def mean(self) -> float:
+        """The sum over the count; NaN if nothing is counted."""
+        count = float(self.counts_U.sum())
+        return float(self.sums_U.sum()) / count if count else float("nan")
+
+    @property
+    def deviations_U(self) -> DoubleArray:
+        """What each unit adds to the deviation of the mean from the true one."""
+        with np.errstate(invalid="ignore", divide="ignore"):  # of an impossible text, or of none
+            return (self.sums_U - self.mean * self.counts_U) / self.counts_U.sum()
+
+    def counted_as(self, total: float) -> "Units":
+        """Return the units with counts that add up to another total, such as the words of a text instead of tokens."""
+        counts_U: DoubleArray = self.counts_U * np.float64(total / max(1, self.counts_U.sum()))
+        return Units(self.sums_U, counts_U)
+
+    def select(self, chosen_U: NDArray[np.bool_]) -> "Units":
+        """Return some of the units."""
+        return Units(self.sums_U[chosen_U], self.counts_U[chosen_U])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A figure or a change, with the ends of its 95% interval over so many units, and the two-sided `p_value` that the
+    true change is 0. The ends and the p-value are None where the units say nothing of them."""
+
+    value: float
+    units: int
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+
+    @property
+    def ends(self) -> list[float] | None:
+        """The ends of the interval."""
+        return None if self.low is None or self.high is None else [self.low, self.high]
+
+    def fields(self, name: str) -> dict[str, JsonValue]:
+        """Return the figure under a name, and the ends beside it; nothing without units."""
+        return {name: self.value, f"{name}_interval": self.as_json()["interval"]} if self.units else {}
+
+    def columns(self, name: str) -> dict[str, JsonValue]:
+        """Return the figure and the ends as columns of a table."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Return the figure and the ends."""
+        return {"mean": self.value, "interval": None if self.ends is None else [*self.ends]}
+
+    def times(self, factor: float) -> "Estimate":
+        """Return the estimate of the figure times a factor."""
+        if self.low is None or self.high is None:
+            return replace(self, value=factor * self.value)
+        low, high = sorted((factor * self.low, factor * self.high))
+        return replace(self, value=factor * self.value, low=low, high=high)
+
+    @property
+    def is_above(self) -> bool:
+        """Whether the interval is above 0."""
+        return self.low is not None and self.low > 0
+
+    @property
+    def is_below(self) -> bool:
+        """Whether the interval is below 0."""
+        return self.high is not None and self.high < 0
+
+
+def stretches(targets: int) -> IntArray:
+    """Return the number of the stretch (int64, T) that each target of a text without documents is in."""
+    return np.arange(targets) // STRETCH
+
+
+def estimate(units: Units, scale: Statistic) -> Estimate:
+    """Return the figure of a run. Units that count nothing are left out."""
+    units = units.select(units.counts_U > 0)
+    if scale == "share":
+        return _share(units)
+    figure = np.exp if scale == "perplexity" else np.array
+    return _student(units.mean, units.deviations_U, figure)
+
+
+def compare(units: Units, base: Units, scale: Statistic) -> Estimate:
+    """Return the change from the figure of a base to that of a run over the same units: the difference, or the
+    relative change, which is negative if the figure is lower. Units that count nothing in one of both are left out."""
+    both_U = (units.counts_U > 0) & (base.counts_U > 0)
+    units, base = units.select(both_U), base.select(both_U)
+    if scale == "ratio":
+        change = log(units.mean / base.mean) if min(units.mean, base.mean) > 0 else nan
+        return _student(change, units.deviations_U / units.mean - base.deviations_U / base.mean, np.expm1)
+    figure = np.expm1 if scale == "perplexity" else np.array
+    return _student(units.mean - base.mean, units.deviations_U - base.deviations_U, figure)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return the p-values of a family of hypotheses so that the probability of any false rejection at 5% is at most 5%
+    (Holm, Scandinavian Journal of Statistics 6, 1979); None stays None."""
+    known = sorted((p_value, place) for place, p_value in enumerate(p_values) if p_value is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    highest = 0.0
+    for rank, (p_value, place) in enumerate(known):
+        highest = max(highest, min(1.0, (len(known) - rank) * p_value))
+        adjusted[place] = highest
+    return adjusted
+
+
+def _student(centre: float, deviations_U: DoubleArray, figure: Callable[[Any], Any]) -> Estimate:
+    """Return the figure of a mean with these deviations of its units, and Student's interval if it is known."""
+    units = len(deviations_U)
+    error = sqrt(float((deviations_U**2).sum()) * units / (units - 1)) if units >= MIN_UNITS else 0.0
+    reach = float(stdtrit(units - 1, 1 - LEVEL / 2)) * error if units > 1 else 0.0
+    with np.errstate(over="ignore"):  # a perplexity may be infinite
+        value, low, high = map(float, figure(np.array([centre, centre - reach, centre + reach])))
+    if not (_EQUAL * abs(centre) < error < inf):
+        return Estimate(value=value, units=units)
+    p_value = 2 * float(stdtr(units - 1, -abs(centre) / error))
+    return Estimate(value=value, units=units, low=low, high=high, p_value=p_value)
+
+
+def _share(units: Units) -> Estimate:
+    """Return a share with Wilson's interval, which has a width for 0 of 20, too."""
+    count, share = len(units.counts_U), units.mean
+    if count < MIN_UNITS:
+        return Estimate(value=share, units=count)
+    squared = float(ndtri(1 - LEVEL / 2)) ** 2
+    middle = (share + squared / (2 * count)) / (1 + squared / count)
+    reach = sqrt(squared * share * (1 - share) / count + (squared / (2 * count)) ** 2) / (1 + squared / count)
+    return Estimate(value=share, units=count, low=max(0.0, middle - reach), high=min(1.0, middle + reach))
