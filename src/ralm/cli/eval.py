@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import ralm
 from ralm.cli import flags, models, options
 from ralm.cli.over import Over, Shared, make_jobs, sharing
-from ralm.corpus.files import read_text
+from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Needs, Option, check_options
@@ -27,7 +27,9 @@ class EvaluationJob:
     Raises UsageError if options do not go together.
     """
 
-    text: Annotated[Path, options.argument("Text to evaluate, UTF-8.", "TEXTFILE")]
+    text: Annotated[
+        Path, options.argument("Text to evaluate, or documents as JSON lines, each read on its own.", "TEXTFILE")
+    ]
     pipeline: Annotated[PipelineOptions, Option("The model and its passages.")]
     retrieved: Annotated[Path | None, Option("Read with the passages that `ralm retrieve` wrote.")] = None
     plan: Annotated[
@@ -35,6 +37,7 @@ class EvaluationJob:
         Option("What is read for a stride.", inner={"query_tokens": _RETRIEVES}),
     ]
     limit_tokens: options.LimitTokens = None
+    fields: Annotated[Fields, options.FIELDS]
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -94,6 +97,7 @@ def eval_command(
 
     from ralm.cli.process import print_note
     from ralm.cli.results import print_evaluation, print_sweep
+    from ralm.corpus.sources import read_texts
     from ralm.runs.run import RUN_KIND, SWEEP_KIND, evaluation_config
     from ralm.storage.outputs import check_output
 
@@ -101,7 +105,7 @@ def eval_command(
         raise UsageError("`over` compares readings with passages: give `index` or `retrieved`.")
     if out is not None:
         check_output(out, kind=SWEEP_KIND if over else RUN_KIND, force=force)
-    text, shared = read_text(job.text), sharing()
+    text, shared = read_texts(job.text, job.fields), sharing()
     points = [one.point(value, jobs.given, shared) for value, one in jobs.by_value.items()]
     model = models.open_scorer(job.pipeline.lm, job.pipeline.model)
     if (baseline or over) and any(_mixes_bos_with_gain(point.plan, model.tokenizer) for point in points):
@@ -114,13 +118,13 @@ def eval_command(
     if over:
         run = ralm.sweep if out is None else partial(ralm.run_sweep, out, name=job.text, force=force)
         swept = run(text, model, jobs.option, points, **limit)
-        beginning = next(iter(swept.evaluations.values())).prepared.text
+        beginning = next(iter(swept.evaluations.values())).prepared.documents
         configs = [evaluation_config(job.text, beginning, model, point, job.limit_tokens) for point in points]
         return flags.TableOutput(lambda: swept.summary(configs), partial(print_sweep, swept, out))
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
     [point] = points
     evaluation = run(text, model, point.plan, source=point.source, parts=point.parts, baseline=baseline, **limit)
-    config = evaluation_config(job.text, evaluation.prepared.text, model, point, job.limit_tokens)
+    config = evaluation_config(job.text, evaluation.prepared.documents, model, point, job.limit_tokens)
     return flags.TableOutput(lambda: evaluation.summary(config), partial(print_evaluation, evaluation, out))
 
 

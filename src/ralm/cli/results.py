@@ -28,12 +28,18 @@ MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
 def print_evaluation(evaluation: perplexity.Evaluation, out: Path | None) -> None:
     """Print the measures of a reading, and those of its baseline if there is one."""
-    name = "with passages" if evaluation.passages else "no retrieval"
+    read = evaluation.read
+    name = "with passages" if read.with_passage else "no passage found" if evaluation.passages else "no retrieval"
     rows, changes = {name: evaluation.reading}, {}
     if evaluation.baseline is not None:
         rows = {"no retrieval": evaluation.baseline, **rows}
         changes = {} if evaluation.is_bounded else {name: evaluation.change}
     print_measures(rows, changes)
+    for sentence in read.sentences if evaluation.passages else ():
+        print_line(f"  {sentence}")
+    if changes and read.near_duplicates:
+        copied = read.gain_of_near_duplicates(evaluation.traced.contributions)
+        print_line(f"  {copied:+,.1f} of {evaluation.traced.gain.nats:+,.1f} nats of gain are from these passages")
     if out is not None:
         print_line(f"Every token with its source: {out}/tokens.parquet")
 
@@ -54,15 +60,16 @@ def print_measures(rows: Mapping[str, perplexity.Reading], changes: Mapping[str,
     first = next(iter(rows.values())).measures
     print_line(f"  {first.tokens:,} tokens, {first.words:,} words; change: of the token perplexity from the first row")
     for change in [*changes.values()][:1]:
-        print_line(f"  {_about(change)}")
+        print_line(f"  {_about(change, next(iter(rows.values())).unit)}")
     for name, shown in measures.items():
         if "exact" in shown:
             print_line(f"  {name}: {to_float(shown['exact']):.1%} of the tokens are known, the others by bounds")
 
 
-def _about(change: Estimate) -> str:
+def _about(change: Estimate, unit: str) -> str:
     """What an interval is over, or why there is none."""
-    return f"{change.units:,} stretches of {STRETCH} tokens: {'95% intervals' if change.ends else NO_INTERVAL}"
+    units = "documents" if unit == "document" else f"stretches of {STRETCH} tokens"
+    return f"{change.units:,} {units}: {'95% intervals' if change.ends else NO_INTERVAL}"
 
 
 def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
@@ -70,7 +77,7 @@ def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
     bounds = measures.get("bounds")
     found = bounds[name] if isinstance(bounds, dict) else None
     if not isinstance(found, list):
-        return f"{to_float(measures[name]):.2f}"
+        return "-" if math.isnan(figure := to_float(measures[name])) else f"{figure:.2f}"
     lower, upper = map(to_float, found)
     return f"{lower:.2f} to {upper:.2f}" if math.isfinite(upper) else f">= {lower:.2f}"
 
@@ -90,7 +97,8 @@ def print_sweep(swept: sweep.Sweep, out: Path | None) -> None:
     ]
     print_table([f"--{swept.option}", "token ppl", "word ppl", "bits/byte", "none", "change", "from the first"], rows)
     print_line("  none: the token perplexity without passages; change: of the token perplexity from there")
-    print_line(f"  {_about(next(iter(swept.evaluations.values())).change)}")
+    first = next(iter(swept.evaluations.values()))
+    print_line(f"  {_about(first.change, first.reading.unit)}")
     print_line(
         f"  {swept.scored:,} of {swept.requests:,} requests scored, {swept.retrievals:,} retrievals: the rest shared"
     )

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.cli import flags, options, process
-from ralm.corpus.files import read_text
+from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.evaluation import RETRIEVAL_MEASURES
 from ralm.lm.registry import load_language_model, load_tokenizer
@@ -202,7 +202,7 @@ _PLAN = PlanOptions(document_tokens=0)
 def retrieve_command(
     *,
     given: flags.Given,
-    text: Annotated[Path, options.argument("Text to retrieve for.", "TEXTFILE")],
+    text: Annotated[Path, options.argument("Text to retrieve for, as for `ralm eval`.", "TEXTFILE")],
     index: options.IndexFolder,
     lm: Annotated[
         str, Option("Model whose tokens are read: a hub name, local folder, GGUF file, ralm-tiny or smollm2.")
@@ -213,6 +213,7 @@ def retrieve_command(
     rerank: Annotated[str, Option("Choose the `k` best of the candidates.", part="rerank")] = "none",
     plan: Annotated[PlanOptions, Option("What is read for a stride.", without=("document_tokens", "bos"))] = _PLAN,
     limit_tokens: options.LimitTokens = None,
+    fields: Annotated[Fields, options.FIELDS],
     force: options.Force = False,
 ) -> None:
     """Retrieve for every stride of a text, and write the passages in the format of the official In-Context RALM code.
@@ -237,12 +238,13 @@ def retrieve_command(
     plan = options.with_query_tokens(plan, retrieval, given)
 
     from ralm.cli.output import print_line
+    from ralm.corpus.sources import read_texts
     from ralm.reading import rows, sources, tokens
     from ralm.reading.parts import Parts
     from ralm.storage.outputs import check_output_file
 
     check_output_file(out, force)
-    content = read_text(text)
+    content = read_texts(text, fields)
     source = ralm.FromRetriever.of_index(index, retrieval)
     reranker = open_reranker(rerank, load_language_model)
     tokenizer = load_tokenizer(lm)

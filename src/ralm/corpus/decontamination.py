@@ -15,8 +15,10 @@ from typing import Annotated, Final
 
 from pydantic import JsonValue
 
-from ralm.corpus.files import read_text, read_utf8
+from ralm.corpus.documents import Fields
+from ralm.corpus.files import read_utf8
 from ralm.corpus.plain import plain_text
+from ralm.corpus.sources import read_texts
 from ralm.corpus.words import bare_words, placed_bare_words, readings_of
 from ralm.errors import CorpusError, UsageError
 from ralm.options import Option, check_options
@@ -187,7 +189,7 @@ def read_decontamination(titles: Path | None, texts: Sequence[Path], ngram: int,
     """Return the decontamination by files; raises what `Decontamination.of` raises, CorpusError or TextError."""
     return Decontamination.of(
         titles=[] if titles is None else read_titles(titles),
-        texts=[read_text(path) for path in texts],
+        texts=[text for path in texts for text in read_texts(path, Fields())],
         ngram=ngram,
         max_overlap=max_overlap,
     )

@@ -21,7 +21,7 @@ from ralm.corpus.documents import (
     without_advice,
 )
 from ralm.corpus.file_table import FileTableWriter, KnownSource, paths_of, sha256_of
-from ralm.corpus.files import File
+from ralm.corpus.files import GZIP, File, read_text
 from ralm.corpus.folder import (
     ALL_FILES,
     HUB_PREFIX,
@@ -33,7 +33,7 @@ from ralm.corpus.folder import (
     files_below,
     texts_beside_pages,
 )
-from ralm.corpus.formats import SUFFIXES, arrow, document_reader
+from ralm.corpus.formats import JSON_LINES, SUFFIXES, arrow, document_reader
 from ralm.errors import CorpusError, RalmWarning
 from ralm.records import ORIGIN, Document, IntArray
 from ralm.storage.remote import FilePath, RemoteFile, is_url, remote_file
@@ -125,6 +125,14 @@ class Source(NamedTuple):
     files: Iterator[File]
     is_folder: bool
     skipped: Skipped
+
+
+def read_texts(path: Path, fields: Fields) -> list[str]:
+    """Return a text to evaluate, or the texts of the documents in a file of JSON lines; raises what `read_text` and
+    `read_documents` raise."""
+    if path.name.removesuffix(GZIP).endswith(JSON_LINES):
+        return [document.text for document in read_documents(str(path), fields)]
+    return [read_text(path)]
 
 
 def read_documents(

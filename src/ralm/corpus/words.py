@@ -71,6 +71,11 @@ def placed_bare_words(text: str, *, joined: bool = False) -> Iterator[tuple[int,
             yield *match.span(), word
 
 
+def is_spaceless(text: str) -> bool:
+    """Return whether more than half of the letters of a text are of scripts without spaces."""
+    return _has_spaceless(text) and 2 * len(_IS_SPACELESS.findall(text)) > sum(map(str.isalpha, text))
+
+
 @lru_cache(maxsize=2)
 def _has_spaceless(text: str) -> bool:
     """Whether a text has letters of scripts without spaces; it is asked for each part of a document."""

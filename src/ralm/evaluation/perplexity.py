@@ -8,10 +8,10 @@ with nll = -log p(x_1 .. x_n), the chain rule over tokens (In-Context RALM, Eq. 
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from ralm.errors import RalmWarning, UsageError
 from ralm.evaluation.intervals import Estimate, Units, compare, stretches
+from ralm.evaluation.passages_read import PassagesRead
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, traits_of
 from ralm.reading import plan, provenance, sources
@@ -26,7 +27,7 @@ from ralm.reading.in_context import check_plan_before
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.score import score_text
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
-from ralm.records import Hits, Passages, ScoredTokens
+from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
 from ralm.validation import check_length
 
 _BOUNDED: Final = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte")
@@ -85,12 +86,17 @@ def _perplexity(nll: float, count: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """The result of reading a text in one way, and how long it took (wall-clock seconds, without retrieval). If the
-    model gives bounds only, `scored` holds the lower bounds of log-probabilities, and `upper` the upper ones."""
+    """The result of reading a text in one way, and how long it took (wall-clock seconds, without retrieval).
+
+    Intervals are over documents, or stretches of a text without documents; `unit_T` is the number of each target's. If
+    the model gives bounds only, `scored` holds the lower bounds of log-probabilities, and `upper` the upper ones.
+    """
 
     scored: ScoredTokens
     measures: Measures
     seconds: float
+    unit: Literal["document", "stretch"]
+    unit_T: IntArray
     upper: "Reading | None" = None
 
     @property
@@ -131,6 +137,12 @@ class Evaluation:
         return provenance.TracedText.of(self.prepared, self.reading.scored, self.baseline.scored, self.passages)
 
     @property
+    def read(self) -> PassagesRead:
+        """What the text was read with."""
+        traced = self.reading.scored.provenance
+        return PassagesRead.of(self.prepared.documents, traced, provenance.used_passages(traced, self.passages))
+
+    @property
     def change(self) -> Estimate:
         """The relative change of the token perplexity from that of the baseline, negative if it is lower."""
         assert self.baseline is not None
@@ -139,29 +151,29 @@ class Evaluation:
     def summary(self, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
         """Return the measures and their configuration, with those of the baseline, and if they are known the gain over
         it in nats and the change of the token perplexity."""
-        shown = {**self.reading.as_dict(), "config": config}
+        read = self.read
+        shown = {**self.reading.as_dict(), "config": config, "read": read.as_json()}
         if self.baseline is not None:
             shown["baseline"] = self.baseline.as_dict()
             if not self.is_bounded:
-                shown["gain"] = provenance.gain_as_json(self.traced)
+                copied: JsonValue = read.gain_of_near_duplicates(self.traced.contributions)
+                shown["gain"] = {**provenance.gain_as_json(self.traced), "near_duplicates": copied}
                 shown |= self.change.fields("change")
         return shown
 
 
 def change_of(reading: Reading, base: Reading) -> Estimate:
-    """Return the relative change of the token perplexity between two readings of the same targets, with its interval
-    over stretches of the text."""
+    """Return the relative change of the token perplexity between two readings of the same targets."""
     return compare(_nlls(reading), _nlls(base), "perplexity")
 
 
 def _nlls(reading: Reading) -> Units:
-    """The negative log-probability of each stretch, and the tokens of its part of the perplexity."""
-    log_probs_T = reading.scored.log_probs_T
-    return Units.of(-log_probs_T, stretches(len(log_probs_T))).counted_as(reading.measures.tokens)
+    """The negative log-probability of each unit, and the tokens of its part of the perplexity."""
+    return Units.of(-reading.scored.log_probs_T, reading.unit_T).counted_as(reading.measures.tokens)
 
 
 def evaluate_text(
-    text: str,
+    text: str | Sequence[str],
     model: LanguageModel,
     options: plan.PlanOptions | None = None,
     *,
@@ -172,6 +184,7 @@ def evaluate_text(
 ) -> Evaluation:
     """Score a text stride by stride, each read with the passages of `source` (In-Context RALM, section 5; REPLUG).
 
+    Several texts are documents, each read without the others; intervals are over documents then.
     `parts` say how: the reranker chooses among the hits, the reader decides what comes before the text, and the mixer
     weighs its readings. By default the best passage is read alone. You can write your own: see docs/extending.md.
     `model` may be a `Scorer`, so that evaluations share its cache. With `baseline` the same targets are scored without
@@ -202,6 +215,13 @@ def evaluate_text(
                 stacklevel=2,
             )
         hits, passages = source.find(prepared, scorer.tokenizer, parts.hits)
+        if prepared.plan.retrieves_R.any() and (hits.numbers_QK == NO_PASSAGE).all():
+            warnings.warn(
+                f"no passage was found for any of {len(prepared.plan):,} strides, so all is read without: give an "
+                "index that shares words with the text, or a filter that some documents pass.",
+                RalmWarning,
+                stacklevel=2,
+            )
     return Evaluation(
         prepared=prepared,
         reading=_reading(prepared, scorer, lambda one: score_text(prepared, one, hits, passages, parts)),
@@ -225,12 +245,19 @@ def timed(prepared: PreparedText, score: Callable[[], ScoredTokens]) -> Reading:
     seconds = time.perf_counter() - begin
     measures = Measures(
         tokens=prepared.plan.counted_tokens,
-        words=prepared.plan.count_words(prepared.text),
-        bytes=len(prepared.text.encode()),
+        words=sum(map(prepared.plan.count_words, prepared.counted_texts)),
+        bytes=sum(len(text.encode()) for text in prepared.counted_texts),
         nll=scored.nll,
         unknown_tokens=prepared.unknown_tokens,
     )
-    return Reading(scored=scored, measures=measures, seconds=seconds)
+    has_documents = len(prepared.documents) > 1
+    return Reading(
+        scored=scored,
+        measures=measures,
+        seconds=seconds,
+        unit="document" if has_documents else "stretch",
+        unit_T=prepared.document_T if has_documents else stretches(len(scored)),
+    )
 
 
 def check_plan(model: LanguageModel, options: plan.PlanOptions) -> None:

@@ -81,7 +81,12 @@ class Sweep:
 
 
 def sweep(
-    text: str, model: LanguageModel, option: str, points: Sequence[SweepPoint], *, limit_tokens: int | None = None
+    text: str | Sequence[str],
+    model: LanguageModel,
+    option: str,
+    points: Sequence[SweepPoint],
+    *,
+    limit_tokens: int | None = None,
 ) -> Sweep:
     """Evaluate a text at every point, each with its baseline, sharing retrieval and forward passes between them.
 

@@ -56,9 +56,9 @@ def check_plan_before(options: PlanOptions, tokens: int, named: str = "`rerank` 
 
 def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:
     """Return the request that scores the targets of a row after [document; context] (In-Context RALM, Eq. 2), and the
-    last `before` tokens of the prefix, if it has as many. Token 0 is never a target."""
+    last `before` tokens of the prefix, if it has as many. The first token of a document is never a target."""
     context_begin = plan.context_begins(row, len(document))
-    target_begin = max(1, int(plan.target_begin_R[row]) - before)
+    target_begin = max(int(plan.first_R[row]) + 1, int(plan.target_begin_R[row]) - before)
     return Request(
         document=document,
         context=tokens[context_begin:target_begin],
@@ -67,5 +67,5 @@ def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, b
 
 
 def rows_with_targets(plan: Plan) -> Sequence[int]:
-    """Return the rows with targets: all, except a first stride that holds only token 0."""
+    """Return the rows with targets: all, except first strides that hold only the first token of a document."""
     return np.flatnonzero(plan.target_begin_R < plan.end_R).tolist()

@@ -18,12 +18,14 @@ rolling windows the document comes before the window and never changes it, and a
 token 0: it is read and never scored.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ralm.corpus.words import is_spaceless
 from ralm.errors import TextError, UsageError
 from ralm.options import Needs, Option, check_options
 from ralm.records import IntArray
@@ -139,11 +141,13 @@ class PlanOptions:
 class Plan:
     """A row per stride of a text of `text_tokens` tokens; all columns are int64, except `retrieves_R` (bool).
 
-    The targets of row r are `begin_R[r]:end_R[r]` without token 0, its query is `query_begin_R[r]:query_end_R[r]`.
+    The targets of row r are `begin_R[r]:end_R[r]` without the first token of its document, `first_R[r]`; its query is
+    `query_begin_R[r]:query_end_R[r]`.
     """
 
     options: PlanOptions
     text_tokens: int
+    first_R: IntArray
     begin_R: IntArray
     end_R: IntArray
     context_begin_R: IntArray
@@ -157,18 +161,36 @@ class Plan:
 
     @property
     def target_begin_R(self) -> IntArray:
-        """Where the targets of each row begin; equal to `end_R` for a row without targets (only token 0)."""
-        return np.maximum(self.begin_R, 1)
+        """Where the targets of each row begin; equal to `end_R` for a row without targets (only a first token)."""
+        return np.maximum(self.begin_R, self.first_R + 1)
+
+    @property
+    def documents(self) -> IntArray:
+        """The first token of each document."""
+        return np.unique(self.first_R)
+
+    @property
+    def positions_T(self) -> IntArray:
+        """The targets of all rows: every token but the first of each document."""
+        return np.delete(np.arange(self.text_tokens, dtype=np.int64), self.documents)
+
+    @property
+    def counts_first(self) -> bool:
+        """Whether perplexities divide by all of the text: the official code counts the first token, too, which is not
+        scored; in rolling windows that is the end-of-text token before the text."""
+        return self.options.semantics == "official" and self.options.windows != "rolling"
 
     @property
     def counted_tokens(self) -> int:
         """The divisor of token perplexity: the number of targets, or of all tokens of the text in the official code."""
-        counts_first = self.options.semantics == "official" and self.options.windows != "rolling"
-        return self.text_tokens if counts_first else self.text_tokens - 1
+        return self.text_tokens if self.counts_first else self.text_tokens - len(self.documents)
 
     def count_words(self, text: str) -> int:
-        """The divisor of word perplexity: words between white space, or the number of spaces in the official code."""
-        return text.count(" ") if self.options.semantics == "official" else len(text.split())
+        """The divisor of word perplexity: words between white space, or the number of spaces in the official code; none
+        in a text that is mostly of scripts without spaces, where nothing separates words."""
+        if self.options.semantics == "official":
+            return text.count(" ")
+        return 0 if is_spaceless(text) else len(text.split())
 
     def context_begins(self, row: int, document_tokens: int) -> int:
         """The first token of the context that row `row` reads after a document of `document_tokens` tokens."""
@@ -193,6 +215,7 @@ def make_plan(text_tokens: int, options: PlanOptions) -> Plan:
     return Plan(
         options=options,
         text_tokens=text_tokens,
+        first_R=np.zeros_like(begin_R),
         begin_R=begin_R,
         end_R=end_R,
         context_begin_R=context_begin_R,
@@ -200,6 +223,23 @@ def make_plan(text_tokens: int, options: PlanOptions) -> Plan:
         query_begin_R=query_begin_R,
         query_end_R=query_end_R,
         retrieves_R=begin_R > 0,  # there is no text before the first stride, so no query
+    )
+
+
+def join_plans(plans: Sequence[Plan]) -> Plan:
+    """Return the plan of documents that stand one after the other and are read each on its own."""
+    firsts = np.cumsum([0, *(plan.text_tokens for plan in plans)])
+
+    moved = {
+        name: np.concatenate([getattr(plan, name) + first for plan, first in zip(plans, firsts, strict=False)])
+        for name in ("first_R", "begin_R", "end_R", "context_begin_R", "query_begin_R", "query_end_R")
+    }
+    return Plan(
+        options=plans[0].options,
+        text_tokens=int(firsts[-1]),
+        room_R=np.concatenate([plan.room_R for plan in plans]),
+        retrieves_R=np.concatenate([plan.retrieves_R for plan in plans]),
+        **moved,
     )
 
 

@@ -46,7 +46,7 @@ class StrideRows:
 
     def prefix(self, row: int) -> str:
         """The text before a stride."""
-        return self.prepared.text[: self.prepared.characters_before(row)]
+        return self.prepared.text[self.prepared.document_begin(row) : self.prepared.characters_before(row)]
 
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
@@ -105,12 +105,14 @@ class StrideRows:
         options = self.prepared.plan.options
         max_length = min(options.max_length, model.max_length)
         in_context.check_tokens_before(options.document_tokens, count, options.advance, max_length)
-        tokens, spans_N2 = full_tokenizer(model.tokenizer).encode_with_spans(self.prepared.text)
-        ends_N = np.maximum.accumulate(spans_N2[:, 1])
-        rows = {row for row, _ in candidates}
-        end_of = {row: ends_N.searchsorted(self.prepared.characters_before(row), side="right") for row in rows}
+        encoded = [full_tokenizer(model.tokenizer).encode_with_spans(text) for text in self.prepared.documents]
+        texts = {}
+        for row in {row for row, _ in candidates}:
+            tokens, spans_N2 = encoded[self.prepared.document_of(row)]
+            ends_N = np.maximum.accumulate(spans_N2[:, 1])
+            before = self.prepared.characters_before(row) - self.prepared.document_begin(row)
+            texts[row] = tokens[: ends_N.searchsorted(before, side="right")]
         documents = PassageDocuments.planned(self.passages, model.tokenizer, options)
-        texts = {row: tokens[:end] for row, end in end_of.items()}
         return _end_log_probs(Scorer.of(model), candidates, texts, documents, count, max_length, options.advance)
 
 

@@ -66,7 +66,7 @@ def score_text(
         log_probs.append(log_probs_T)
         passages_K = readings.passages_K
         sources += [(passages_K, shares_K) for shares_K in shares_TK]
-    positions_T = np.arange(plan.target_begin_R.min(), plan.end_R.max(), dtype=np.int64)
+    positions_T = plan.positions_T
     return ScoredTokens(
         positions_T=positions_T,
         tokens_T=prepared.tokens[positions_T],

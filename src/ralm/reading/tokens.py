@@ -1,8 +1,10 @@
 """Texts and passages as token ids: the prepared text with its plan, and the documents that are put before a context."""
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Final, Self
 
 import numpy as np
@@ -10,30 +12,50 @@ import numpy as np
 from ralm.errors import ModelError, RalmWarning, TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import FullTokenizer, Tokenizer
-from ralm.reading.plan import Bos, Plan, PlanOptions, make_plan
+from ralm.reading.plan import Bos, Plan, PlanOptions, join_plans, make_plan
 from ralm.records import NO_PASSAGE, IntArray, Passage, Passages
 
 _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 _MAX_UNKNOWN: Final = 0.5
+_BETWEEN: Final = "\n\n"
+"""What stands between two documents in a text that shows them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedText:
-    """A text, its tokens (int64, N), the first and one past the last character of each (int64, N x 2), and its plan.
-    Tokens around the text, such as the end-of-text token before rolling windows, have empty spans. `unknown_tokens`
-    counts those that stand for text that the tokenizer does not know."""
+    """A text of one or several documents, the character that each begins with (int64, D), its tokens (int64, N), the
+    first and one past the last character of each (int64, N x 2), and its plan, which reads each document without the
+    others.
 
-    text: str
+    Tokens around a document, such as the end-of-text token before rolling windows, have empty spans. `unknown_tokens`
+    counts those that stand for text that the tokenizer does not know.
+    """
+
+    documents: Sequence[str]
+    begins_D: IntArray
     tokens: IntArray
     spans_N2: IntArray
     plan: Plan
     unknown_tokens: int = 0
 
+    @property
+    def text(self) -> str:
+        """The documents, with an empty line between two."""
+        return _BETWEEN.join(self.documents)
+
+    def document_of(self, row: int) -> int:
+        """Return the number of the document that a row is in."""
+        return int(self.begins_D.searchsorted(self.spans_N2[self.plan.first_R[row], 0], side="right")) - 1
+
+    def document_begin(self, row: int) -> int:
+        """Return the character of the text that the document of a row begins with."""
+        return int(self.begins_D[self.document_of(row)])
+
     def characters_before(self, row: int) -> int:
-        """The number of complete characters of the text in the prefix of a row."""
+        """Return the number of complete characters of the text before a row."""
         begin = int(self.plan.begin_R[row])
-        if begin == 0:
-            return 0
+        if begin == self.plan.first_R[row]:
+            return self.document_begin(row)
         return min(int(self.spans_N2[begin - 1, 1]), int(self.spans_N2[begin, 0]))
 
     def queries(self, tokenizer: Tokenizer) -> list[str]:
@@ -45,36 +67,91 @@ class PreparedText:
         ]
 
     def token_texts(self, positions_T: IntArray) -> tuple[str, list[str]]:
-        """Return the text before the first of some consecutive tokens, and the text that each of them adds."""
-        ends_N = np.concatenate([[0], np.maximum.accumulate(self.spans_N2[:, 1])]).tolist()
-        before = self.text[: ends_N[int(positions_T[0])]]
-        return before, [self.text[ends_N[at] : ends_N[at + 1]] for at in positions_T.tolist()]
+        """Return the text before the first of some tokens in order, and the text that each adds to that before it."""
+        text = self.text
+        ends_N = np.concatenate([[0], np.maximum.accumulate(self.spans_N2[:, 1])])
+        ends_T = [int(ends_N[positions_T[0]]), *ends_N[positions_T + 1].tolist()]
+        return text[: ends_T[0]], [text[begin:end] for begin, end in pairwise(ends_T)]
+
+    @property
+    def document_T(self) -> IntArray:
+        """The number of the document (int64) that each target is in."""
+        return self.plan.documents.searchsorted(self.plan.positions_T, side="right") - 1
+
+    @property
+    def counted_texts(self) -> Sequence[str]:
+        """The texts by whose words and bytes perplexities divide: of the targets, or all in the official code."""
+        if self.plan.counts_first:
+            return self.documents
+        ends = self.spans_N2[self.plan.documents, 1] - self.begins_D
+        return [document[max(0, end) :] for document, end in zip(self.documents, ends.tolist(), strict=True)]
 
 
 def prepare_text(
-    text: str, tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None
+    text: str | Sequence[str], tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None
 ) -> PreparedText:
-    """Tokenise a text and plan it; with `limit_tokens`, only its first tokens, up to the last complete character. Warns
-    if the tokenizer does not know some of the text; TextError if that is most of it, or the text too short."""
+    """Tokenise a text, or documents that are read each on its own, and plan it; with `limit_tokens`, only its first
+    tokens, up to the last complete character. Warns if the tokenizer does not know some of the text, and of documents
+    without a target, which are left out; TextError if that is most of it, or nothing is to be scored."""
     tokenizer = full_tokenizer(tokenizer)
-    text, tokens, spans_N2 = _encode_beginning(text, tokenizer, limit_tokens)
-    unknown_tokens = _count_unknown(text, tokens, spans_N2, tokenizer)
-    if options.windows == "rolling":
-        if len(tokens) == 0:
-            raise TextError("the text is empty, and there is nothing to score: give a longer text.")
-        special = tokenizer.special_tokens
-        before = np.append(_end_of_text(tokenizer), special.before).astype(np.int64)
-        tokens = np.concatenate([before, tokens, special.after])
-        empty_before_N2 = np.zeros((len(before), 2), dtype=np.int64)
-        empty_after_N2 = np.full((len(special.after), 2), spans_N2[:, 1].max(initial=0), dtype=np.int64)
-        spans_N2 = np.concatenate([empty_before_N2, spans_N2, empty_after_N2])
-    plan = make_plan(len(tokens), options)
-    return PreparedText(text=text, tokens=tokens, spans_N2=spans_N2, plan=plan, unknown_tokens=unknown_tokens)
+    is_rolling = options.windows == "rolling"
+    documents, begins, tokens, spans, plans, shortest = [], [0], [], [], [], 1 if is_rolling else 2
+    beginnings = [*_beginnings(text, tokenizer, limit_tokens)]
+    for document, document_tokens, spans_N2 in beginnings:
+        if len(beginnings) > 1 and len(document_tokens) < shortest:
+            continue
+        if is_rolling:
+            document_tokens, spans_N2 = _as_in_replug(document_tokens, spans_N2, tokenizer)
+        documents.append(document)
+        tokens.append(document_tokens)
+        spans.append(spans_N2 + begins[-1])
+        plans.append(make_plan(len(document_tokens), options))
+        begins.append(begins[-1] + len(document) + len(_BETWEEN))
+    if not documents:
+        raise TextError(f"all {len(beginnings):,} documents have fewer than two tokens: there is nothing to score.")
+    if left_out := len(beginnings) - len(documents):
+        message = f"documents with fewer than two tokens are left out, since nothing in them is scored: {left_out:,}."
+        warnings.warn(message, RalmWarning, stacklevel=3)
+    columns = np.array(begins[:-1]), np.concatenate(tokens), np.concatenate(spans)
+    prepared = PreparedText(documents, *columns, join_plans(plans))
+    return replace(prepared, unknown_tokens=_count_unknown(prepared, tokenizer))
 
 
-def read_beginning(text: str, tokenizer: Tokenizer, limit_tokens: int | None) -> str:
-    """Return the part of a text that `prepare_text` reads."""
-    return text if limit_tokens is None else _encode_beginning(text, full_tokenizer(tokenizer), limit_tokens)[0]
+def _as_in_replug(tokens: IntArray, spans_N2: IntArray, tokenizer: FullTokenizer) -> tuple[IntArray, IntArray]:
+    """Return the tokens and spans of a document with the tokens that rolling windows have around it."""
+    if len(tokens) == 0:
+        raise TextError("the text is empty, and there is nothing to score: give a longer text.")
+    special = tokenizer.special_tokens
+    before = np.append(_end_of_text(tokenizer), special.before).astype(np.int64)
+    empty_before_N2 = np.zeros((len(before), 2), dtype=np.int64)
+    empty_after_N2 = np.full((len(special.after), 2), spans_N2[:, 1].max(initial=0), dtype=np.int64)
+    spans_N2 = np.concatenate([empty_before_N2, spans_N2, empty_after_N2])
+    return np.concatenate([before, tokens, special.after]), spans_N2
+
+
+def read_beginning(text: str | Sequence[str], tokenizer: Tokenizer, limit_tokens: int | None) -> Sequence[str]:
+    """Return the documents, or the parts of them, that `prepare_text` reads."""
+    if limit_tokens is None:
+        return _documents(text)
+    return [document for document, _, _ in _beginnings(text, full_tokenizer(tokenizer), limit_tokens)]
+
+
+def _documents(text: str | Sequence[str]) -> Sequence[str]:
+    return [text] if isinstance(text, str) else text
+
+
+def _beginnings(
+    text: str | Sequence[str], tokenizer: FullTokenizer, limit_tokens: int | None
+) -> Iterator[tuple[str, IntArray, IntArray]]:
+    """Yield the text, ids and spans of each document, until there are so many tokens."""
+    room = limit_tokens
+    for document in _documents(text):
+        beginning, tokens, spans_N2 = _encode_beginning(document, tokenizer, room)
+        yield beginning, tokens, spans_N2
+        if room is not None:
+            room -= len(tokens)
+            if room <= 0 or len(beginning) < len(document):
+                return
 
 
 def _encode_beginning(text: str, tokenizer: FullTokenizer, limit_tokens: int | None) -> tuple[str, IntArray, IntArray]:
@@ -101,14 +178,16 @@ def _end_of_text(tokenizer: FullTokenizer) -> int:
     return token
 
 
-def _count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: FullTokenizer) -> int:
+def _count_unknown(prepared: PreparedText, tokenizer: FullTokenizer) -> int:
     """Count the tokens that stand for text that the tokenizer does not know, and warn if it loses characters."""
+    text, tokens, spans_N2 = prepared.text, prepared.tokens, prepared.spans_N2
     unknown_N = np.zeros(len(tokens), dtype=np.bool_)
     if tokenizer.unknown_token is not None:
         name = tokenizer.decode(np.array([tokenizer.unknown_token])).strip()
         for at in np.flatnonzero(tokens == tokenizer.unknown_token).tolist():
             begin, end = spans_N2[at].tolist()
-            unknown_N[at] = text[begin:end].strip() != name  # the text itself may contain the token's name
+            # the text itself may contain the token's name, and tokens around it have no text
+            unknown_N[at] = begin < end and text[begin:end].strip() != name
     known_K2 = spans_N2[~unknown_N]
     ends = np.concatenate([[0], np.maximum.accumulate(known_K2[:, 1])]).tolist()
     begins = [*known_K2[:, 0].tolist(), len(text)]

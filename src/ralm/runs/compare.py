@@ -52,23 +52,28 @@ class Comparison:
 def compare_runs(paths: Sequence[Path | str], *, documents: str | None = None) -> Comparison:
     """Compare runs over the same targets with the first of them, document by document.
 
-    `documents` is a regular expression of the line that begins a document; without it, intervals are over stretches of
-    512 targets. Raises UsageError if the runs have other targets, or if `documents` is not a regular expression or
-    finds a single document.
+    Documents are those of the evaluated file, or begin with a line that the regular expression `documents` matches;
+    without any, intervals are over stretches of 512 targets. Raises UsageError if the runs have other targets, or if
+    `documents` is not a regular expression or finds a single document.
     """
     check_strings("paths", paths)
     folders = [Path(path) for path in paths]
     runs = [read_tokens(folder) for folder in folders]
     for folder, run in zip(folders, runs, strict=True):
         if run.texts != runs[0].texts or not all(
-            np.array_equal(getattr(run, column), getattr(runs[0], column)) for column in ("positions_T", "tokens_T")
+            np.array_equal(getattr(run, column), getattr(runs[0], column))
+            for column in ("document_T", "positions_T", "tokens_T")
         ):
             raise UsageError(
                 f"{folder} and {folders[0]} are runs over different targets ({len(run.texts):,} and "
                 f"{len(runs[0].texts):,}): compare runs over the same text, with the same tokenizer and the same limit "
                 "of tokens."
             )
-    unit_T = stretches(len(runs[0].texts)) if documents is None else _document_of_targets(runs[0], documents)
+    unit_T, noun = runs[0].document_T, "documents"
+    if documents is not None:
+        unit_T = _document_of_targets(runs[0], documents)
+    elif not unit_T.any():
+        unit_T, noun = stretches(len(unit_T)), "stretches"
     nlls = [Units.of(-run.log_probs_T, unit_T) for run in runs]
     compared = [
         ComparedRun(
@@ -78,7 +83,6 @@ def compare_runs(paths: Sequence[Path | str], *, documents: str | None = None) -
         )
         for number, (folder, units) in enumerate(zip(folders, nlls, strict=True))
     ]
-    noun = "stretches" if documents is None else "documents"
     return Comparison(runs=compared, targets=len(unit_T), units=len(nlls[0].counts_U), noun=noun)
 
 

@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 def run_evaluation(
     out: Path | str,
-    text: str,
+    text: str | Sequence[str],
     model: LanguageModel,
     options: PlanOptions | None = None,
     *,
@@ -76,7 +76,7 @@ def run_evaluation(
 
 def run_sweep(
     out: Path | str,
-    text: str,
+    text: str | Sequence[str],
     model: LanguageModel,
     option: str,
     points: Sequence[SweepPoint],

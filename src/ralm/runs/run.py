@@ -2,8 +2,8 @@
 
 A run:
 
-tokens.parquet   position, token, text, log_prob, baseline_log_prob, gain, passage, document_id, title, and two lists:
-                 the passages it was read with, and their posterior weights
+tokens.parquet   document, position, token, text, log_prob, baseline_log_prob, gain, passage, document_id, title, and
+                 two lists: the passages it was read with, and their posterior weights
 passages.parquet passage, document_id, title, text, metadata (as JSON), gain, tokens, helped, hurt of every passage that
                  was read
 summary.json     the measures and the configuration; with a baseline, its measures and the gain over it
@@ -109,13 +109,15 @@ def damage_errors(path: Path, remedy: str = "score the text again") -> Iterator[
 
 
 def evaluation_config(
-    path: Path | str | None, text: str, model: LanguageModel, point: SweepPoint, limit_tokens: int | None
+    path: Path | str | None, documents: Sequence[str], model: LanguageModel, point: SweepPoint, limit_tokens: int | None
 ) -> dict[str, JsonValue]:
     """Return all settings that the figures of a run depend on: equal configurations give equal figures."""
+    content = documents[0] if len(documents) == 1 else to_json([*documents])
     return {
         "text": {
             "path": None if path is None else path_text(path),
-            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "sha256": hashlib.sha256(content.encode()).hexdigest(),
+            "documents": len(documents),
             "limit_tokens": limit_tokens,
         },
         **sources.config_of_reading(model, point.source, point.parts),

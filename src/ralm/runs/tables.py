@@ -25,7 +25,13 @@ _TOKEN_COLUMNS: Final = {
     "passages": pa.list_(pa.int64()),
     "posteriors": pa.list_(pa.float32()),
 }
-_COMPARED_COLUMNS: Final = {"position": pa.int64(), "token": pa.int64(), "text": pa.string(), "log_prob": pa.float32()}
+_COMPARED_COLUMNS: Final = {
+    "document": pa.int64(),
+    "position": pa.int64(),
+    "token": pa.int64(),
+    "text": pa.string(),
+    "log_prob": pa.float32(),
+}
 PASSAGE_COLUMNS: Final = {
     "passage": pa.int64(),
     "document_id": pa.string(),
@@ -40,10 +46,11 @@ _CONTRIBUTION_COLUMNS: Final = {"gain": pa.float64(), "tokens": pa.int64(), "hel
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunTokens:
-    """The targets of a run, with the text of each and the text before the first."""
+    """The targets of a run, with the text and the document of each, and the text before the first."""
 
     before: str
     texts: Sequence[str]
+    document_T: IntArray
     positions_T: IntArray
     tokens_T: IntArray
     log_probs_T: FloatArray
@@ -62,6 +69,7 @@ def build_token_table(evaluation: Evaluation) -> pa.Table:
         gain = pa.array(gains(scored.log_probs_T, baseline.scored.log_probs_T), pa.float32())
     table = pa.table(
         {
+            "document": evaluation.prepared.document_T,
             "position": scored.positions_T,
             "token": scored.tokens_T,
             "text": pa.array(texts, pa.string()),
@@ -110,6 +118,7 @@ def parse_tokens(run: Path, tokens: pa.Table) -> RunTokens:
     return RunTokens(
         before=_before(tokens),
         texts=tokens["text"].to_pylist(),
+        document_T=tokens["document"].to_numpy(),
         positions_T=tokens["position"].to_numpy(),
         tokens_T=tokens["token"].to_numpy(),
         log_probs_T=tokens["log_prob"].to_numpy(),

@@ -246,7 +246,9 @@ def _prepare(prompt: ServedPrompt, tokens: IntArray, options: plan.PlanOptions) 
     if prompt.given is not None:
         return prepare_text(prompt.given, prompt.tokenizer, options)
     text = replace(prompt, tokens=tokens)
-    return PreparedText(text.text, tokens, _spans(text), plan.make_plan(len(tokens), options))
+    return PreparedText(
+        [text.text], np.zeros(1, dtype=np.int64), tokens, _spans(text), plan.make_plan(len(tokens), options)
+    )
 
 
 def _score_first(token: ScoredToken, tokens: IntArray, model: SharedModel, scorer: Scorer, top_logprobs: int) -> None:

@@ -27,9 +27,10 @@ class _Format(NamedTuple):
     package: tuple[str, str] | None = None
 
 
+JSON_LINES: Final = (".jsonl", ".ndjson")
 _FORMATS: Final = (
     _Format((".txt", ".text", ".md", ".markdown", ".rst", ".yaml", ".yml"), "text", "text_documents"),
-    _Format((".jsonl", ".ndjson"), "json_records", "jsonl_documents"),
+    _Format(JSON_LINES, "json_records", "jsonl_documents"),
     _Format((".json",), "json_records", "json_documents"),
     _Format((".tsv",), "tables", "tsv_documents"),
     _Format((".csv",), "tables", "csv_documents"),
