@@ -100,7 +100,7 @@ def test_tables_as_latex(files: Path) -> None:
     lines = done("report", *runs, "--latex").out.splitlines()
     assert lines[0] == r"\begin{tabular}{lrrr}"
     assert lines[2:4] == [r" & run & mean & minus the first \\", r"\midrule"]
-    assert lines[-2:] == [r"\end{tabular}", "% 4 questions; 95% intervals over questions"]
+    assert lines[-2:] == [r"\end{tabular}", "% 4 questions: no interval: fewer than 10 of them, or none differs"]
     assert any(line.startswith("gold answer & documents-1 & $-$") for line in lines)
     failed(ralm("report", *runs, "--latex", "--json"), 2, "--json and --latex are two ways of printing")
     swept = done(

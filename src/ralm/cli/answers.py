@@ -16,6 +16,7 @@ from ralm.answering.evaluation import AnswerEvaluation, ChoiceEvaluation
 from ralm.answering.metrics import ANSWER_MEASURES
 from ralm.answering.sweep import AnswerSweep
 from ralm.cli.output import beginning, passage_name, print_line, print_table, with_interval
+from ralm.evaluation.intervals import NO_INTERVAL
 from ralm.reading.pieces import GeneratedText
 from ralm.runs.report import to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
@@ -48,14 +49,15 @@ def print_answers(evaluation: AnswerEvaluation, out: Path | None, how: str) -> N
     if isinstance(evaluation, ChoiceEvaluation):
         _print_books(summary, evaluation.documents, _CHOICE_METRICS)
         explained = "; right choice: natural logarithm of its probability" if "gold_log_prob" in summary else ""
-        print_line(f"  accuracy in percent, with 95% intervals{explained}")
+        print_line(f"  accuracy in percent, {_intervals(summary)}{explained}")
         notes.append(f"chance {summary['chance']:.1%}")
         if summary["no_choice"]:
             notes.append(f"{summary['no_choice']:,} answers are no letter")
         written = f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet"
     else:
         _print_books(summary, evaluation.documents, _ANSWER_METRICS)
-        print_line("  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token")
+        scale = "gold answer: log-probability of its tokens, in nats a token"
+        print_line(f"  in percent, {_intervals(summary)}; {scale}")
         notes += _notes_on_answers(summary, evaluation.judge)
         written = f"Every question with its answer and passages: {out}/answers.parquet"
     if "certified" in summary:
@@ -67,6 +69,12 @@ def print_answers(evaluation: AnswerEvaluation, out: Path | None, how: str) -> N
     print_line(f"  {how}")
     if out is not None:
         print_line(written)
+
+
+def _intervals(summary: Mapping[str, Any]) -> str:
+    """Whether the figures of a summary have intervals over questions."""
+    known = any(figure for name, figure in summary.items() if name.endswith("_interval"))
+    return "with 95% intervals over questions" if known else NO_INTERVAL
 
 
 def _notes_on_answers(summary: Mapping[str, Any], judge: str | None) -> list[str]:
@@ -113,7 +121,7 @@ def print_answer_sweep(swept: AnswerSweep, out: Path | None, asked: Sequence[str
                 row.append(with_interval(figure.times(factor), f"+{form}"))
         print_table(["minus the first", *(shown[name][0] for name in differences)], rows, pad_edge=False)
     notes = _unscored(first) if "gold_scored" in first else []
-    print_line("; ".join(["  with 95% intervals; shares in percent, log-probabilities in nats", *notes]))
+    print_line("; ".join([f"  {_intervals(first)}; shares in percent, log-probabilities in nats", *notes]))
     for how in asked:
         print_line(f"  {how}")
     if out is not None:
@@ -133,7 +141,8 @@ def print_answers_comparison(compared: AnswersComparison) -> None:
                 row.append(with_interval(compared.differences[name][place].times(factor), f"+{form}"))
             rows.append([*row, ""][:4])
     print_table(["", "run", "mean", "minus the first"], rows, pad_edge=False)
-    print_line(f"  {compared.questions:,} questions; 95% intervals over questions")
+    known = any(figure.ends for figures in compared.measures.values() for figure in figures)
+    print_line(f"  {compared.questions:,} questions: {'95% intervals' if known else NO_INTERVAL}")
 
 
 def _with_categories(measures: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,7 +145,8 @@ def print_judged(summary: Mapping[str, Any], names: Sequence[str]) -> None:
         rows.append(row)
     headings = ["", *(one_line(Path(name).name) for name in names), *["difference"][: len(names) - 1], "95% interval"]
     print_table(headings, rows, pad_edge=False)
-    print_line(f"  {summary['topics']:,} topics; intervals over topics")
+    known = any(figure["interval"] for figure in summary["measures"].values())
+    print_line(f"  {summary['topics']:,} topics: {'95% intervals' if known else NO_INTERVAL}")
 
 
 def _print_gain(words: str, gain: Estimate) -> None:
