@@ -13,11 +13,11 @@ Letters of shapes: U units, K looks, G points of a grid.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri, stdtrit
 
 from ralm.records import DoubleArray, IntArray
 
@@ -27,20 +27,13 @@ FIRST_LOOK: Final = 16
 """Units of the first look: with fewer, the normal approximation is poor."""
 _POWER: Final = 0.8
 _GRID: Final = 801
-_ANGLES: Final = 100_001
-_HALVINGS: Final = 50
 _SYMMETRIC: Final = 1e-9
-_NORMAL: Final = NormalDist()
-_below: Final = np.vectorize(_NORMAL.cdf, otypes=[float])
 
 
 def looks(most: int) -> list[int]:
     """Return the numbers of units after which one looks: doubling from the first look to `most`."""
-    found, units = [], FIRST_LOOK
-    while units < most:
-        found.append(units)
-        units *= 2
-    return [*found, most]
+    doubled = (FIRST_LOOK << times for times in range(most.bit_length()))
+    return [*(units for units in doubled if units < most), most]
 
 
 def spending_bounds(units_K: Sequence[int], most: int, *, last: bool = False) -> list[float]:
@@ -53,13 +46,9 @@ def spending_bounds(units_K: Sequence[int], most: int, *, last: bool = False) ->
     before, spent = 0, 0.0
     for units, total in zip(units_K, spent_K, strict=True):
         spread = math.sqrt(units - before)
-        low, high = 0.0, 12 * math.sqrt(units)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            outside_G = 1 - (_below((middle - grid_G) / spread) - _below((-middle - grid_G) / spread))
-            low, high = (middle, high) if float(density_G @ outside_G) > total - spent else (low, middle)
-        bounds.append(high / math.sqrt(units))
-        edges = np.linspace(-high, high, _GRID + 1)
+        edge = brentq(_passing, 0.0, 12 * math.sqrt(units), (grid_G, density_G, spread, total - spent), xtol=1e-12)
+        bounds.append(edge / math.sqrt(units))
+        edges = np.linspace(-edge, edge, _GRID + 1)
         after_G = (edges[:-1] + edges[1:]) / 2
         steps_GG = (after_G[:, None] - grid_G[None, :]) / spread
         density_G = (np.exp(-(steps_GG**2) / 2) @ density_G) / spread / math.sqrt(2 * math.pi) * (edges[1] - edges[0])
@@ -67,14 +56,14 @@ def spending_bounds(units_K: Sequence[int], most: int, *, last: bool = False) ->
     return bounds
 
 
-@cache
+def _passing(edge: float, grid_G: DoubleArray, density_G: DoubleArray, spread: float, level: float) -> float:
+    """The probability, above a level, that a sum from a grid passes an edge on either side after a step."""
+    return float(density_G @ (ndtr((grid_G - edge) / spread) + ndtr((-edge - grid_G) / spread))) - level
+
+
 def student_bound(bound: float, freedom: int) -> float:
-    """The bound of Student's t that is passed as often as a bound of the standard normal, on either side."""
-    angles = np.linspace(0, math.pi / 2, _ANGLES)  # t = sqrt(freedom) tan(angle)
-    density = np.cos(angles) ** (freedom - 1)
-    above = np.concatenate([[0], np.cumsum((density[1:] + density[:-1])[::-1] / 2)])[::-1]
-    place = np.interp(-math.erfc(bound / math.sqrt(2)), -above / above[0], angles)
-    return math.sqrt(freedom) * math.tan(float(place))
+    """Return the bound of Student's t that is passed as often as a bound of the standard normal, on either side."""
+    return float(-stdtrit(freedom, ndtr(-bound)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +80,8 @@ class SequentialGain:
         """Units that would show a gain of this size with a probability of 80%; None if it is 0."""
         if not self.gain:
             return None
-        bound = spending_bounds(looks(most), most)[-1] if most > FIRST_LOOK else _NORMAL.inv_cdf(1 - _LEVEL / 2)
-        return math.ceil(((bound + _NORMAL.inv_cdf(_POWER)) * self.spread / self.gain) ** 2)
+        bound = spending_bounds(looks(most), most)[-1] if most > FIRST_LOOK else -float(ndtri(_LEVEL / 2))
+        return math.ceil(((bound + float(ndtri(_POWER))) * self.spread / self.gain) ** 2)
 
 
 def sequential_gain(sums_U: DoubleArray, counts_U: IntArray | DoubleArray, bound: float) -> SequentialGain:
