@@ -42,8 +42,6 @@ def worth_command(
     measuring: WorthOptions,
     fields: Annotated[Fields, options.FIELDS],
     model: options.Model,
-    html: Annotated[Path | None, Option("Write a self-contained HTML page to this file too.")] = None,
-    force: Annotated[bool, options.force_option("html")] = False,
 ) -> Output:
     """Say whether the passages of a corpus help a language model, with what certainty, and where.
 
@@ -58,14 +56,9 @@ def worth_command(
 
     from ralm.advice import held_out
     from ralm.advice.verdict import judge_corpus
-    from ralm.cli.output import write_page
     from ralm.pipeline import open_pipeline
-    from ralm.retrieval.summary import corpus_title
-    from ralm.storage.outputs import check_output_file
     from ralm.training.examples import read_training_text
 
-    if html is not None:
-        check_output_file(html, force)
     with _opened(corpus, fields) as index:
         scoring = open_pipeline(PipelineOptions(lm=lm, model=model), load=open_model).model
         tokenizer = scoring.tokenizer
@@ -78,10 +71,7 @@ def worth_command(
         else:
             measured = held_out.held_out_documents(index, tokenizer, measuring)
         found = judge_corpus(index, scoring, measured, measuring)
-        title = corpus_title(index)
     name = ", ".join(corpus)
-    if html is not None:
-        write_page(html, _page(found, name, title or name), "the verdict with all figures")
     return Output(partial(_as_json, found, name), partial(_print, found, name))
 
 
@@ -107,20 +97,6 @@ def _opened(corpus: list[str], fields: Fields) -> "Iterator[Index]":
 
 def _as_json(found: "Worth", name: str) -> dict[str, JsonValue]:
     return {**found.as_json(), "corpus": name, "notes": [*_notes(found)]}
-
-
-def _page(found: "Worth", name: str, title: str) -> str:
-    """The verdict with all figures as HTML."""
-    from ralm.runs.report import render_page
-
-    settings: dict[str, JsonValue] = {
-        "model": found.lm,
-        "measured on": found.text,
-        "retriever": found.retriever,
-        found.noun: f"{found.gain.units:,} of at most {found.most:,}",
-    }
-    shown = {**_as_json(found, name), "title": title, "settings": settings}
-    return render_page("ralm.advice", "worth.html", f"{title} · ralm worth", shown)
 
 
 def _print(found: "Worth", name: str) -> None:
