@@ -1,4 +1,4 @@
-"""Tests whether a mean gain is above or below 0 at several looks, at a level that holds over all looks.
+"""Tests whether mean gains are above or below 0 at several looks, at a level that holds over all looks and claims.
 
 The level is spent in proportion to the units seen, alpha(t) = alpha t, one of the spending functions of Lan and DeMets
 (Biometrika 70, 1983). The bounds follow from the joint normal distribution of the means at the looks (Armitage,
@@ -7,27 +7,35 @@ McPherson and Rowe, 1969); Student's t takes the place of the normal at each loo
 skewed gains each end moves outwards to where Hall's transformation has it (Journal of the Royal Statistical Society B
 54, 1992): t alone takes a mean of 0 for another one in 9% of exponential samples, the wider of both in 5%.
 
+A verdict tests two gains, without near duplicates and with them, and can make three false claims: the first gain is
+above 0, it is below 0, the second is above 0. Each claim has a third of the level (Bonferroni), so that all keep it
+together, however the gains depend on each other. To test the second gain only after the first, or the first after the
+second, would give each the whole level. But a verdict on near duplicates is needed where the first gain is not shown,
+and near duplicates, which gain much in few documents, may hide a gain without them.
+
 Letters of shapes: U units, K looks, G points of a grid.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri, stdtrit
 
-from ralm.records import DoubleArray, IntArray
+from ralm.evaluation.intervals import LEVEL, MIN_UNITS, Estimate, Units
+from ralm.records import DoubleArray
 
-_LEVEL: Final = 0.05
-"""The probability that a mean of 0 is ever taken for another one."""
+CLAIM: Final = LEVEL / 3
+"""The probability of each of the three false claims."""
 FIRST_LOOK: Final = 16
 """Units of the first look: with fewer, the normal approximation is poor."""
 _POWER: Final = 0.8
 _GRID: Final = 801
 _SYMMETRIC: Final = 1e-9
+_ROUNDING: Final = 1e-9
+"""Nats per token: gains that spread less are equal."""
 
 
 def looks(most: int) -> list[int]:
@@ -36,11 +44,12 @@ def looks(most: int) -> list[int]:
     return [*(units for units in doubled if units < most), most]
 
 
-def spending_bounds(units_K: Sequence[int], most: int, *, last: bool = False) -> list[float]:
-    """Return the bound of the standardised mean at each look; the `last` one spends what is left of the level."""
-    spent_K = [_LEVEL * units / most for units in units_K]
+def spending_bounds(units_K: Sequence[int], most: int, *, last: bool = False, level: float = 2 * CLAIM) -> list[float]:
+    """Return the bound of the standardised mean at each look, on both sides of 0; the `last` one spends what is left of
+    the level."""
+    spent_K = [level * units / most for units in units_K]
     if last:
-        spent_K[-1] = _LEVEL
+        spent_K[-1] = level
     bounds: list[float] = []
     grid_G, density_G = np.zeros(1), np.ones(1)
     before, spent = 0, 0.0
@@ -66,34 +75,29 @@ def student_bound(bound: float, freedom: int) -> float:
     return float(-stdtrit(freedom, ndtr(-bound)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequentialGain:
-    """A mean gain per token with its interval; `spread` is the standard deviation of one unit's part in it."""
-
-    gain: float
-    low: float
-    high: float
-    units: int
-    spread: float
-
-    def needed(self, most: int) -> int | None:
-        """Units that would show a gain of this size with a probability of 80%; None if it is 0."""
-        if not self.gain:
-            return None
-        bound = spending_bounds(looks(most), most)[-1] if most > FIRST_LOOK else -float(ndtri(_LEVEL / 2))
-        return math.ceil(((bound + float(ndtri(_POWER))) * self.spread / self.gain) ** 2)
+def repeated_interval(units: Units, bound: float) -> Estimate:
+    """Return the mean gain with its interval for a bound of the standardised mean."""
+    count, spread = len(units.counts_U), _spread(units)
+    if count < MIN_UNITS or spread < _ROUNDING:
+        return Estimate(value=units.mean, units=count)
+    skewness = float(((units.deviations_U * count) ** 3).mean()) / spread**3
+    ends = skewed_bounds(student_bound(bound, count - 1), count, skewness)
+    low, high = (units.mean - end * spread / math.sqrt(count) for end in ends)
+    return Estimate(value=units.mean, units=count, low=low, high=high)
 
 
-def sequential_gain(sums_U: DoubleArray, counts_U: IntArray | DoubleArray, bound: float) -> SequentialGain:
-    """The sum of gains over the count of tokens of at least two units, with the interval for a normal bound."""
-    units = len(sums_U)
-    gain = float(sums_U.sum() / counts_U.sum())
-    parts_U = (sums_U - gain * counts_U) / counts_U.mean()
-    spread = float(parts_U.std(ddof=1))
-    skewness = float(((parts_U - parts_U.mean()) ** 3).mean()) / spread**3 if spread else 0.0
-    ends = skewed_bounds(student_bound(bound, units - 1), units, skewness)
-    low, high = (gain - end * spread / math.sqrt(units) for end in ends)
-    return SequentialGain(gain=gain, low=low, high=high, units=units, spread=spread)
+def units_needed(units: Units, most: int) -> int | None:
+    """Return how many units would show a gain of this size with a probability of 80%; None if it is 0."""
+    if not units.mean:
+        return None
+    bound = spending_bounds(looks(most), most)[-1]
+    return math.ceil(((bound + float(ndtri(_POWER))) * _spread(units) / units.mean) ** 2)
+
+
+def _spread(units: Units) -> float:
+    """The standard deviation of a unit's part in the mean."""
+    count = len(units.counts_U)
+    return float((units.deviations_U * count).std(ddof=1)) if count > 1 else 0.0
 
 
 def skewed_bounds(bound: float, units: int, skewness: float) -> tuple[float, float]:
