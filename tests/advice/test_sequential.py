@@ -5,15 +5,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ralm.advice.sequential import looks, sequential_gain, spending_bounds, student_bound
+from ralm.advice.sequential import looks, repeated_interval, spending_bounds, student_bound, units_needed
+from ralm.evaluation.intervals import LEVEL, Estimate, Units
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 
 
 def test_bounds_are_those_of_the_literature() -> None:
     # Lan and DeMets (1983), alpha(t) = alpha t, five equal looks
-    assert spending_bounds([1, 2, 3, 4, 5], 5) == pytest.approx([2.576, 2.492, 2.411, 2.339, 2.276], abs=1e-3)
-    assert spending_bounds([40], 40) == pytest.approx([1.95996], abs=1e-4)
+    published = [2.576, 2.492, 2.411, 2.339, 2.276]
+    assert spending_bounds([1, 2, 3, 4, 5], 5, level=LEVEL) == pytest.approx(published, abs=1e-3)
+    assert spending_bounds([40], 40, level=LEVEL) == pytest.approx([1.95996], abs=1e-4)
 
 
 def test_a_last_look_spends_the_whole_level() -> None:
@@ -48,10 +50,10 @@ def test_a_mean_of_0_is_seldom_taken_for_another(name: str) -> None:
     runs, most = 4000, 128
     values_RU = draws[name](np.random.default_rng(0), (runs, most))
     helps_R, harms_R = np.zeros(runs, dtype=np.bool_), np.zeros(runs, dtype=np.bool_)
-    for units, bound in zip(looks(most), spending_bounds(looks(most), most), strict=True):
-        found = [sequential_gain(values_U, np.ones(units), bound) for values_U in values_RU[:, :units]]
-        helps_R |= np.array([one.low > 0 for one in found])
-        harms_R |= np.array([one.high < 0 for one in found])
+    for units, bound in zip(looks(most), spending_bounds(looks(most), most, level=LEVEL), strict=True):
+        gains = [repeated_interval(Units.each(values_U), bound) for values_U in values_RU[:, :units]]
+        helps_R |= np.array([gain.is_above for gain in gains])
+        harms_R |= np.array([gain.is_below for gain in gains])
     error = 3 * np.sqrt(0.05 * 0.95 / runs)
     assert (helps_R | harms_R).mean() <= 0.05 + error
     assert helps_R.mean() <= 0.025 + error or name.startswith("skewed")
@@ -59,17 +61,21 @@ def test_a_mean_of_0_is_seldom_taken_for_another(name: str) -> None:
         assert (helps_R | harms_R).mean() >= 0.05 - error  # nothing of the level is given away
 
 
-def test_the_interval_of_equal_units_is_that_of_students_t() -> None:
-    gains_U, counts_U = np.array([1.0, 2.0, 4.0, 5.0]), np.full(4, 2.0)
-    found = sequential_gain(gains_U, counts_U, 1.959964)
-    width = 3.1824 * (gains_U / 2).std(ddof=1) / 2
-    assert (found.gain, found.low, found.high) == pytest.approx((1.5, 1.5 - width, 1.5 + width), abs=1e-3)
+def test_the_interval_of_units_of_one_size_is_that_of_students_t() -> None:
+    gains_U, counts_U = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 4.0, 3.0, 2.0, 1.0]), np.full(10, 2.0)
+    gain = repeated_interval(Units(gains_U, counts_U), 1.959964)
+    width = 2.26216 * (gains_U / 2).std(ddof=1) / np.sqrt(10)
+    assert (gain.value, gain.low, gain.high) == pytest.approx((1.5, 1.5 - width, 1.5 + width), abs=1e-3)
+
+
+@pytest.mark.parametrize("gains_U", [np.arange(9.0), np.full(40, 0.1), np.zeros(16)])
+def test_few_or_equal_units_have_no_interval(gains_U: np.ndarray) -> None:
+    gain = repeated_interval(Units.each(gains_U), 2.0)
+    assert gain == Estimate(value=gains_U.sum() / len(gains_U), units=len(gains_U))
 
 
 def test_the_power_of_a_gain_decides_how_many_units_it_needs() -> None:
     random = np.random.default_rng(1)
-    units = [sequential_gain(random.normal(mean, 1, 200), np.ones(200), 2).needed(200) for mean in (0.5, 0.1)]
-    assert units[0] is not None
-    assert units[1] is not None
-    assert units[0] < 60 < units[1]
-    assert sequential_gain(np.array([1.0, -1.0]), np.ones(2), 2).needed(200) is None
+    large, small = (units_needed(Units.each(random.normal(mean, 1, 200)), 200) for mean in (0.5, 0.1))
+    assert 0 < (large or 0) < 60 < (small or 0)
+    assert units_needed(Units.each(np.array([1.0, -1.0])), 200) is None

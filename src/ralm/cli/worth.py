@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ralm.advice.verdict import Worth
     from ralm.retrieval.index import Index
 
-_NAMES = 2
-
 
 def worth_command(
     *,
@@ -42,14 +40,13 @@ def worth_command(
     measuring: WorthOptions,
     fields: Annotated[Fields, options.FIELDS],
     model: options.Model,
-    html: Annotated[Path | None, Option("Write a self-contained HTML page to this file too.")] = None,
-    force: Annotated[bool, options.force_option("html")] = False,
 ) -> Output:
-    """Say whether the passages of a corpus help a language model, with what certainty, and where.
+    """Say whether the passages of a corpus help a language model, with what certainty.
 
     Without --text and --questions it measures documents of the corpus itself, each without its own passages. Passages
-    that share 13 words in a row with a document count as its near duplicates and are set apart. It stops as soon as the
-    verdict is certain: the probability of a wrong one is at most 5% over all looks (alpha spending, Lan and DeMets).
+    that share 13 words in a row with a document count as its near duplicates and are set apart. Questions are asked as
+    `ralm ask` does. It stops as soon as the verdict is certain: the probability of a wrong one is at most 5% over all
+    looks (alpha spending, Lan and DeMets). Fewer than ten documents give no verdict.
 
     Example: `ralm worth my-index -m smollm2`
     """
@@ -58,31 +55,23 @@ def worth_command(
 
     from ralm.advice import held_out
     from ralm.advice.verdict import judge_corpus
-    from ralm.cli.output import write_page
     from ralm.pipeline import open_pipeline
-    from ralm.retrieval.summary import corpus_title
-    from ralm.storage.outputs import check_output_file
     from ralm.training.examples import read_training_text
 
-    if html is not None:
-        check_output_file(html, force)
     with _opened(corpus, fields) as index:
         scoring = open_pipeline(PipelineOptions(lm=lm, model=model), load=open_model).model
         tokenizer = scoring.tokenizer
         if questions is not None:
             asked = ralm.read_questions(questions)
-            measured = held_out.held_out_questions(asked, str(questions), tokenizer, measuring)
+            measured = held_out.held_out_questions(asked, str(questions), scoring, measuring)
         elif text:
             documents = read_training_text(index, text, fields)
             measured = held_out.held_out_texts(documents, ", ".join(text), tokenizer, measuring)
         else:
             measured = held_out.held_out_documents(index, tokenizer, measuring)
-        found = judge_corpus(index, scoring, measured, measuring)
-        title = corpus_title(index)
+        worth = judge_corpus(index, scoring, measured, measuring)
     name = ", ".join(corpus)
-    if html is not None:
-        write_page(html, _page(found, name, title or name), "the verdict with all figures")
-    return Output(partial(_as_json, found, name), partial(_print, found, name))
+    return Output(partial(_as_json, worth, name), partial(_print, worth, name))
 
 
 @contextmanager
@@ -105,64 +94,35 @@ def _opened(corpus: list[str], fields: Fields) -> "Iterator[Index]":
         yield ralm.open_index(folder / "index")
 
 
-def _as_json(found: "Worth", name: str) -> dict[str, JsonValue]:
-    return {**found.as_json(), "corpus": name, "notes": [*_notes(found)]}
+def _as_json(worth: "Worth", name: str) -> dict[str, JsonValue]:
+    return {**worth.as_json(), "corpus": name, "notes": [*_notes(worth)]}
 
 
-def _page(found: "Worth", name: str, title: str) -> str:
-    """The verdict with all figures as HTML."""
-    from ralm.runs.report import render_page
-
-    settings: dict[str, JsonValue] = {
-        "model": found.lm,
-        "measured on": found.text,
-        "retriever": found.retriever,
-        found.noun: f"{found.gain.units:,} of at most {found.most:,}",
-    }
-    shown = {**_as_json(found, name), "title": title, "settings": settings}
-    return render_page("ralm.advice", "worth.html", f"{title} · ralm worth", shown)
-
-
-def _print(found: "Worth", name: str) -> None:
+def _print(worth: "Worth", name: str) -> None:
     from ralm.cli.output import print_line, print_table
 
-    print_line(f"{name}, {found.lm}, {found.text}\n{found.sentence}")
+    print_line(f"{name}, {worth.lm}, {worth.text}\n{worth.sentence}")
     rows = [
-        (reading, f"{gain.value:+.3f}", "" if gain.low is None else f"{gain.low:+.3f} to {gain.high:+.3f}")
-        for reading, gain in found.readings.items()
+        (reading, f"{gain.value:+.3f}", f"{gain.low:+.3f} to {gain.high:+.3f}" if gain.ends else "", f"{gain.units:,}")
+        for reading, gain in worth.readings.items()
     ]
-    print_table(["gain over no passage", "nats a token", "95% interval"], rows)
-    for note in _notes(found):
+    print_table(["gain over no passage", "nats a token", "95% interval", worth.noun], rows)
+    for note in _notes(worth):
         print_line(note)
 
 
-def _notes(found: "Worth") -> Iterator[str]:
+def _notes(worth: "Worth") -> Iterator[str]:
     """What the verdict rests on, a sentence a line."""
+    units, noun = worth.gain.units, worth.noun
     why = {"certain": "the verdict is certain", "budget": "the budget ended", "measured": "all are measured"}
-    yield f"Stopped after {found.gain.units:,} of at most {found.most:,} {found.noun}: {why[found.stopped]}."
-    if found.near_duplicates is not None:
-        yield f"Near duplicates give {found.near_duplicates:.0%} of the gain of all passages."
-    if found.standing_in:
-        where = "the corpus" if found.given else "other documents of the corpus"
-        yield f"Stand in {where}: {found.standing_in:,} of {found.gain.units:,} {found.noun}."
-    if found.skipped:
-        yield f"Too short, and skipped: {found.skipped:,} {found.noun}."
-    kinds = sorted(found.kinds, key=lambda part: -part.share * part.gain.value)
-    yield "Gain by token: " + ", ".join(f"{part.name} {part.gain.value:+.3f}" for part in kinds[:4]) + "."
-    gave, harmed = (
-        [row for row in rows if sign * row.gain > 0][:_NAMES]
-        for sign, rows in ((1, found.documents), (-1, found.documents[::-1]))
-    )
-    for verb, rows in (("give", gave), ("harm", harmed)):
-        if rows:
-            listed = "; ".join(
-                f"{_short(row.document_id)} ({row.gain:+.1f} nats, {row.strides} strides)" for row in rows
-            )
-            yield f"Documents that {verb} most: {listed}."
-    tokens = found.cost.passage_tokens / max(1, found.cost.readings)
-    slower = found.cost.passage_seconds / max(found.cost.plain_seconds, 1e-9)
-    yield f"A passage adds {tokens:.0f} tokens to a stride; reading took {slower:.1f} times as long."
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 30 else f"...{name[-27:]}"
+    yield f"Stopped after {units:,} of at most {worth.most:,} {noun}: {why[worth.stopped]}."
+    if noun == "stretches":
+        yield "Stretches of 512 tokens of one text may depend on each other: a verdict is on this text, not on others."
+    yield f"A first passage was found for {worth.with_passage:.0%} of strides."
+    if worth.near_duplicates is not None:
+        yield f"Near duplicates give {worth.near_duplicates:.0%} of the gain of all passages."
+    if worth.copied:
+        where = "other documents of the corpus" if worth.of_corpus else "the corpus"
+        yield f"Stand in {where}: {worth.copied:,} of {units:,} {noun}."
+    if worth.skipped:
+        yield f"Too short, and skipped: {worth.skipped:,} {noun}."
