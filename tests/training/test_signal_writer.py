@@ -2,10 +2,6 @@
 
 import json
 import shutil
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,13 +15,10 @@ from ralm.lm.registry import load_local_model
 from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, ScoringSequence
 from ralm.retrieval.index import open_index
-from ralm.storage.atomic import file_lock
 from ralm.training import signal_writer
 from ralm.training.signals import CANDIDATES, Signals, open_signals
 from ralm.training.statistics import signal_statistics
 from tests.cli.program import Answer, ralm
-from tests.cli.test_signals import wait_until
-from tests.forked import Program, killing, started
 from tests.training.made_signals import save_signals, save_zipf_corpus
 
 SMALL = ["--prefix-tokens", 12, "--sequence-tokens", 32, "--query-tokens", 12, "--document-tokens", 30]
@@ -168,7 +161,7 @@ def test_other_texts_and_fields_are_other_settings(work: Path, tmp_path: Path, a
     text = tmp_path / "text.jsonl"
     shutil.copy(work / "corpus.jsonl", text)
     asked[1] = text
-    failing_at("_measure_all", *asked, "--out", tmp_path / "out")
+    failing_at("_write", *asked, "--out", tmp_path / "out")
     answer = ralm(*asked, "--out", tmp_path / "out", "--fields", "id=title")
     assert "begun with other settings (text.fields.id id there, title here)" in answer.err
     with text.open("a") as stream:
@@ -176,33 +169,6 @@ def test_other_texts_and_fields_are_other_settings(work: Path, tmp_path: Path, a
     answer = ralm(*asked, "--out", tmp_path / "out")
     assert "begun with other settings (text.sha256" in answer.err
     succeeded(ralm(*asked, "--out", tmp_path / "out", "--force"))
-
-
-def begun(*arguments: object, before: str = "") -> Program:
-    """The program, which measures two examples at a time."""
-    two_at_a_time = "from ralm.training import signal_writer; signal_writer._PART = 2"
-    return started("ralm", *arguments, before=f"{two_at_a_time}\n{before}")
-
-
-@pytest.mark.slow
-def test_processes_share_the_work_and_one_is_killed(
-    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two processes at once, beside a third one, which is killed while it holds a part."""
-    monkeypatch.setattr(signal_writer, "_PART", 2)
-    succeeded(ralm(*asked, "--out", tmp_path / "alone"))
-    out = tmp_path / "out"
-    killed = begun(*asked, "--out", out, before=killing("/parts/", 2))
-    parts = tmp_path / "out.unfinished" / "parts"
-    wait_until(lambda: bool([*parts.glob("*.lock")]) or killed.poll() is not None, "no part is measured")
-    others = [begun(*asked, "--out", out) for _ in range(2)]
-    _, err = killed.communicate(timeout=60)
-    assert killed.returncode == -signal.SIGKILL, err
-    for process in others:
-        _, err = process.communicate(timeout=240)
-        assert process.returncode == 0, err
-    same(open_signals(tmp_path / "alone"), open_signals(out))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "out"]
 
 
 @pytest.mark.parametrize(
@@ -252,77 +218,6 @@ def test_worth_by_hand(tmp_path: Path) -> None:
     assert worth.uniform == pytest.approx(np.log(2))
 
 
-def test_another_process_finishes_while_this_one_waits(
-    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This process waits for a part that another one measures, and finds everything done and cleared away."""
-    out, measure = tmp_path / "out", signal_writer._measure_if_free
-    waited: list[float] = []
-
-    def leave_the_last(job: Any, part: int, sampled: pq.ParquetFile) -> None:
-        if part < 3:
-            measure(job, part, sampled)
-
-    def others_finish(pause: float) -> None:
-        waited.append(pause)
-        monkeypatch.setattr(signal_writer, "_measure_if_free", measure)
-        succeeded(ralm(*asked, "--out", out))
-
-    monkeypatch.setattr(signal_writer, "_measure_if_free", leave_the_last)
-    monkeypatch.setattr(time, "sleep", others_finish)
-    succeeded(ralm(*asked, "--out", out))
-    assert len(waited) == 1
-    assert len(open_signals(out)) == 30
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-
-
-def test_another_process_ends_all_before_this_one_begins(
-    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This process has waited for its turn, and the work is gone: the signals are there."""
-    waited: list[Path] = []
-
-    @contextmanager
-    def others_finish(file: Path, *, wait: bool) -> Iterator[None]:
-        monkeypatch.setattr(signal_writer, "file_lock", file_lock)
-        waited.append(file)
-        succeeded(ralm(*asked, "--out", tmp_path / "out"))
-        with file_lock(file, wait=wait):
-            yield
-
-    monkeypatch.setattr(signal_writer, "file_lock", others_finish)
-    succeeded(ralm(*asked, "--out", tmp_path / "out"))
-    assert len(waited) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.parametrize("options", [["--seed", 1], []])
-def test_a_process_that_fails_leaves_the_work_of_others(
-    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch, options: list[object]
-) -> None:
-    """While one process samples, another one has other settings, or waits and is interrupted."""
-    keep = signal_writer._keep_examples
-    status: list[int] = []
-
-    @contextmanager
-    def waiting(job: Any) -> Iterator[None]:
-        if not options:
-            raise KeyboardInterrupt
-        yield
-
-    def with_another(job: Any) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(signal_writer, "_turn", waiting)
-            status.append(ralm(*asked, *options, "--out", tmp_path / "out").status)
-        keep(job)
-
-    monkeypatch.setattr(signal_writer, "_keep_examples", with_another)
-    succeeded(ralm(*asked, "--out", tmp_path / "out"))
-    assert len(status) == 1
-    assert status[0] != 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-
-
 def test_parts_of_earlier_signals_do_not_count(tmp_path: Path, asked: list[object]) -> None:
     """A process was killed while it cleared the work folder away."""
     succeeded(ralm(*asked, "--out", tmp_path / "right"))
@@ -333,21 +228,6 @@ def test_parts_of_earlier_signals_do_not_count(tmp_path: Path, asked: list[objec
     (begun / "sampled.parquet").unlink()
     succeeded(ralm(*asked, "--out", tmp_path / "out"))
     same(open_signals(tmp_path / "right"), open_signals(tmp_path / "out"))
-
-
-def test_a_process_goes_on_after_one_that_was_killed_once_it_had_written_the_signals(
-    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    succeeded(ralm(*asked, "--out", tmp_path / "whole"))
-    measure_all = signal_writer._measure_all
-
-    def another_writes(job: Any) -> None:
-        measure_all(job)
-        shutil.copytree(tmp_path / "whole", tmp_path / "out")
-
-    monkeypatch.setattr(signal_writer, "_measure_all", another_writes)
-    succeeded(ralm(*asked, "--out", tmp_path / "out"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
 
 
 def test_what_is_attainable_is_chosen_by_first_halves_and_read_on_second_ones(tmp_path: Path) -> None:

@@ -163,8 +163,7 @@ def signals_command(
 ) -> Output:
     """Measure how likely each retrieved passage makes the next tokens of training text, for `ralm train`.
 
-    Rerun the command to resume after it was stopped. Start it several times to share the work among processes. At the
-    end it prints what choosing among the passages can gain.
+    Rerun the command to resume after it was stopped. At the end it prints what choosing among the passages can gain.
 
     Example: `ralm signals my-texts/ -m smollm2 -i my-index -o my-signals`
     """

@@ -39,14 +39,14 @@ def file_lock(file: Path, *, wait: bool = False) -> Iterator[bool]:
             os.close(lock)
 
 
-def lock_file(file: Path, *, wait: bool = False, shared: bool = False) -> int | None:
+def lock_file(file: Path, *, wait: bool = False) -> int | None:
     """Lock a file, which is created if missing; return its descriptor, or None if another process holds the lock.
 
     The lock ends when the descriptor is closed or the process ends, even if it is killed. Raises FileNotFoundError if
     the folder is gone, and StorageError if the disk has no locks and another process has used the file, as its content
     shows.
     """
-    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    how = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
     while True:
         with ExitStack() as stack:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

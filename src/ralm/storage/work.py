@@ -32,16 +32,14 @@ def unfinished(out: Path) -> Path:
 
 
 @contextmanager
-def work_folder(
-    folder: Path, out: Path, *, shared: bool = False, sweep: Callable[[Path], None] = lambda _: None
-) -> Iterator[Path]:
+def work_folder(folder: Path, out: Path, *, sweep: Callable[[Path], None] = lambda _: None) -> Iterator[Path]:
     """Hold the work folder of an output, which is created if missing, and removed at the end if no work is in it.
 
-    `sweep` removes what is left in it, first what a killed process left; no interrupt ends it halfway. With `shared`,
-    other processes that share it too may hold it at the same time. Raises FolderExistsError if another process holds
-    it, UsageError if ralm did not make it, StorageError if it exists on a disk without file locks.
+    `sweep` removes what is left in it, first what a killed process left; no interrupt ends it halfway. Raises
+    FolderExistsError if another process holds it, UsageError if ralm did not make it, StorageError if it exists on a
+    disk without file locks.
     """
-    with HeldSignals() as signals, _locked(folder, out, shared=shared):
+    with HeldSignals() as signals, _locked(folder, out):
         try:
             sweep(folder)
             try:
@@ -54,9 +52,9 @@ def work_folder(
 
 
 @contextmanager
-def _locked(folder: Path, out: Path, *, shared: bool) -> Iterator[None]:
+def _locked(folder: Path, out: Path) -> Iterator[None]:
     """Lock a work folder, which is removed at the end if no work is in it."""
-    lock = _lock(folder, out, shared=shared)
+    lock = _lock(folder, out)
     _held.add(folder)
     try:
         os.pwrite(lock, _CONTENT, 0)  # in one write, since others may read it at any moment
@@ -101,9 +99,8 @@ def remove(folder: Path) -> None:
     """Remove a work folder that this process holds."""
     with suppress(OSError):
         empty(folder)
-        if [entry.name for entry in folder.iterdir()] == [LOCK]:  # no other process that shares it writes there
-            (folder / LOCK).unlink()
-            folder.rmdir()
+        (folder / LOCK).unlink()
+        folder.rmdir()
 
 
 def empty(folder: Path) -> None:
@@ -115,12 +112,12 @@ def empty(folder: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def _lock(folder: Path, out: Path, *, shared: bool) -> int:
+def _lock(folder: Path, out: Path) -> int:
     """Lock a work folder, which is created if missing, and return the open lock."""
     while True:
         try:
             _make(folder, out)
-            lock = lock_file(folder / LOCK, shared=shared)
+            lock = lock_file(folder / LOCK)
         except FileNotFoundError:  # the process that held it has just removed it
             continue
         if lock is None:

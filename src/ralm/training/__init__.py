@@ -1,7 +1,7 @@
 """Learning from a frozen language model: signals are measured once, then a small model is trained on the table.
 
 signals.py        the table on disk: how likely each candidate passage makes the continuation of each example
-signal_writer.py  writes it: several processes share the parts, and a killed one resumes
+signal_writer.py  writes it in parts, and resumes
 examples.py       samples examples from training text
 candidates.py     finds and scores candidates, also of examples that are scored during a training
 losses.py         the losses of both papers: In-Context RALM Eq. 9, and LSR of REPLUG

@@ -1,16 +1,11 @@
-"""Writes a folder of signals: samples examples once, then measures them in parts, in one process or several.
+"""Writes a folder of signals: samples examples once, then measures them in parts.
 
-`OUT.unfinished/` holds the examples (sampled.parquet) and the parts that are done. A process claims a part by locking a
-file; the lock ends with the process, so the part of a killed one is measured by the next. Whoever finds all parts done
-puts the folder together.
+`OUT.unfinished/` holds the examples (sampled.parquet) and the parts that are done, which a killed process finds again.
 """
 
-import json
 import logging
 import shutil
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -20,23 +15,22 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.corpus.documents import Fields
-from ralm.errors import FolderError, WorkerError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
 from ralm.reading.tokens import PassageDocuments
-from ralm.records import NO_PASSAGE, Document
+from ralm.records import NO_PASSAGE
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
 from ralm.runs import resume, run
-from ralm.storage.atomic import file_lock, storage_errors, sync_one
-from ralm.storage.manifest import read_manifest, write_manifest
-from ralm.storage.outputs import check_output, new_folder, output_path
-from ralm.storage.work import empty, remove, unfinished, work_folder
+from ralm.storage.atomic import sync_one
+from ralm.storage.manifest import write_manifest
+from ralm.storage.outputs import check_output, new_folder
 from ralm.terminal import path_text, progress_bar, track
 from ralm.training import signals
 from ralm.training.candidates import check_fits, find_candidates, score_candidates
 from ralm.training.examples import (
     EXAMPLE_SCHEMA,
+    Example,
     as_table,
     from_table,
     read_training_text,
@@ -52,8 +46,6 @@ _PART: Final = 128
 """Examples of a part: what a killed process loses at most."""
 _SAMPLED: Final = "sampled.parquet"
 _PARTS: Final = "parts"
-_TURN: Final = "turn"
-_PAUSE: Final = 0.2
 
 
 def make_signals(
@@ -72,10 +64,10 @@ def make_signals(
     """Sample examples from training text, measure their candidates with `model`, and write the folder `out`.
 
     `sources`: as for `read_documents`. `retriever` finds candidates among the passages of the index, by default its
-    BM25. If this is killed, call it again with the same arguments to resume; several processes that do so share the
-    work. Raises FolderExistsError if `out` exists and `force` is not set, UsageError if signals with other settings
-    were begun there or the options do not fit the model, TextError if the text has no examples, and what
-    `read_documents`, `open_index`, the retriever and the model raise.
+    BM25. If this is killed, call it again with the same arguments to resume. Raises FolderExistsError if `out` exists
+    and `force` is not set, UsageError if signals with other settings were begun there or the options do not fit the
+    model, TextError if the text has no examples, and what `read_documents`, `open_index`, the retriever and the model
+    raise.
     """
     options, candidates = options or ExampleOptions(), candidates or CandidateOptions()
     sources = [sources] if isinstance(sources, str) else list(sources)
@@ -90,54 +82,39 @@ def make_signals(
         "candidates": asdict(candidates),
         "text": text_config(sources, fields, skip_bad=skip_bad),
     }
-    documents = track(read_training_text(index, sources, fields, skip_bad=skip_bad), "Reading")
-    job = _Job(output_path(Path(out)), config, documents, index, retriever, model, options, candidates)
-    check_output(job.out, kind=signals.SIGNALS_KIND, force=force)
-    if force and not job.was_begun(force=True):
-        with work_folder(job.work, job.out):  # nobody else is in it
-            empty(job.work)
-    with (
-        suppress(_AlreadyMeasuredError),
-        storage_errors(job.out),
-        work_folder(job.work, job.out, shared=True) as work,
-    ):
-        with _turn(job):
-            if not job.was_begun():
-                (work / _SAMPLED).unlink(missing_ok=True)
-                resume.write_config(work, config)
-            if not (work / _SAMPLED).exists():
-                try:
-                    _keep_examples(job)
-                except BaseException:
-                    remove(work)
-                    raise
-        _measure_all(job)
-        with _turn(job):
-            if job.is_open:
-                if force or not job.is_written:  # a process that shared the work may have been killed after it wrote it
-                    _write(job, force=force)
-                remove(work)
+    job = _Job(index, retriever, model, options, candidates)
+    check_output(Path(out), kind=signals.SIGNALS_KIND, force=force)
+    with resume.unfinished_run(Path(out), config, force=force) as work:
+        if not (work / _SAMPLED).exists():
+            documents = track(read_training_text(index, sources, fields, skip_bad=skip_bad), "Reading")
+            _keep_examples(job, sample_examples(documents, model.tokenizer, options), work)
+        sampled = _open_sampled(work)
+        with progress_bar("Measuring", total=sampled.metadata.num_rows) as advance:
+            for part in range(sampled.num_row_groups):
+                if not _is_whole(_part(work, part)):
+                    _write_table(_part(work, part), job.measure(sampled.read_row_group(part)))
+                advance(sampled.metadata.row_group(part).num_rows)
+        settings: dict[str, JsonValue] = {
+            "config": {**config, signals.INDEX_PATH: path_text(index.path.resolve())},
+            "environment": run.environment(),
+        }
+        _write(Path(out), settings, work, sampled.num_row_groups, force=force)
     return signals.open_signals(out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """Signals to measure: the output, its settings, and all that measures it."""
+    """What samples examples, and measures their candidates."""
 
-    out: Path
-    config: dict[str, JsonValue]
-    documents: Iterable[Document]
     index: Index
     retriever: Retriever
     model: LanguageModel
     options: ExampleOptions
     candidates: CandidateOptions
 
-    def sample(self) -> Iterator[pa.Table]:
-        examples = sample_examples(self.documents, self.model.tokenizer, self.options)
-        for first in range(0, len(examples), _PART):
-            some = examples[first : first + _PART]
-            yield as_table(some, first, self.model.tokenizer, self.options.query_tokens)
+    def table(self, examples: Sequence[Example], first: int) -> pa.Table:
+        """The table of examples, whose numbers begin with `first`."""
+        return as_table(examples, first, self.model.tokenizer, self.options.query_tokens)
 
     def measure(self, sampled: pa.Table) -> pa.Table:
         examples, queries = from_table(sampled), sampled["query"].to_pylist()
@@ -153,105 +130,37 @@ class _Job:
                 rows.append((number, *hit, log_probs))
         return pa.table([*zip(*rows, strict=True)], signals.CANDIDATE_SCHEMA)
 
-    @property
-    def work(self) -> Path:
-        return unfinished(self.out)
 
-    def part(self, number: int) -> Path:
-        return self.work / _PARTS / f"{number:05}.parquet"
-
-    def was_begun(self, *, force: bool = False) -> bool:
-        return resume.was_begun(self.work, self.config, "signals", force=force)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether no process has put the folder together yet; whoever does removes the work folder."""
-        return (self.work / _SAMPLED).exists()
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the output holds signals with these settings."""
-        try:
-            recorded = read_manifest(self.out, kind=signals.SIGNALS_KIND).settings.get("config")
-        except FolderError:
-            return False
-        wanted = json.loads(json.dumps(self.config))
-        return isinstance(recorded, dict) and {**recorded, signals.INDEX_PATH: ""} == {**wanted, signals.INDEX_PATH: ""}
+def _part(work: Path, number: int) -> Path:
+    return work / _PARTS / f"{number:05}.parquet"
 
 
-class _AlreadyMeasuredError(Exception):
-    """While this process waited, others have ended the work."""
-
-
-@contextmanager
-def _turn(job: _Job) -> Iterator[None]:
-    """Hold the lock of what only one process may do."""
-    try:
-        with file_lock(job.work / _TURN, wait=True):
-            yield
-    except FileNotFoundError:
-        if job.work.exists():
-            raise
-        if job.is_written:
-            raise _AlreadyMeasuredError from None
-        raise WorkerError(
-            f"another process began {job.out} and has failed; see its message, or run this again."
-        ) from None
-
-
-def _keep_examples(job: _Job) -> None:
+def _keep_examples(job: _Job, examples: Sequence[Example], work: Path) -> None:
     """Write the examples, a row group for each part; parts of anything sampled before do not count."""
-    shutil.rmtree(job.work / _PARTS, ignore_errors=True)
-    partial = job.work / f"{_SAMPLED}.partial"
+    shutil.rmtree(work / _PARTS, ignore_errors=True)
+    (work / _PARTS).mkdir()
+    partial = work / f"{_SAMPLED}.partial"
     with pq.ParquetWriter(partial, EXAMPLE_SCHEMA, compression="zstd") as writer:
-        for table in job.sample():
-            writer.write_table(table)
+        for first in range(0, len(examples), _PART):
+            writer.write_table(job.table(examples[first : first + _PART], first))
     sync_one(partial)
-    (job.work / _PARTS).mkdir()
-    partial.replace(job.work / _SAMPLED)
+    partial.replace(work / _SAMPLED)
 
 
-def _measure_all(job: _Job) -> None:
-    """Measure the parts that no other process measures, until all are done."""
-    sampled = _open_sampled(job.work)
-    left = dict.fromkeys(range(sampled.num_row_groups))
-    with progress_bar("Measuring", total=sampled.metadata.num_rows) as advance:
-        while job.is_open:
-            for part in [*left]:
-                if not job.part(part).exists() and job.is_open:
-                    _measure_if_free(job, part, sampled)
-                if _is_whole(job.part(part)):
-                    del left[part]
-                    advance(sampled.metadata.row_group(part).num_rows)
-            if not left:
-                return
-            time.sleep(_PAUSE)  # others are measuring what is left
+def _write_table(file: Path, table: pa.Table) -> None:
+    """Write the table of a part, whole or not at all."""
+    partial = file.with_suffix(".partial")
+    pq.write_table(table, partial, compression="zstd")
+    sync_one(partial)
+    partial.replace(file)
 
 
-def _measure_if_free(job: _Job, part: int, sampled: pq.ParquetFile) -> None:
-    """Measure a part unless another process does."""
-    done = job.part(part)
-    with file_lock(done.with_suffix(".lock")) as free:
-        if not free or done.exists():
-            return
-        table = job.measure(sampled.read_row_group(part))
-        partial = done.with_suffix(".partial")
-        pq.write_table(table, partial, compression="zstd")
-        sync_one(partial)
-        partial.replace(done)
-
-
-def _write(job: _Job, *, force: bool) -> None:
-    parts = _open_sampled(job.work).num_row_groups
-    settings: dict[str, JsonValue] = {
-        "config": {**job.config, signals.INDEX_PATH: path_text(job.index.path.resolve())},
-        "environment": run.environment(),
-    }
-    with new_folder(job.out, kind=signals.SIGNALS_KIND, force=force) as folder:
+def _write(out: Path, settings: dict[str, JsonValue], work: Path, parts: int, *, force: bool) -> None:
+    with new_folder(out, kind=signals.SIGNALS_KIND, force=force) as folder:
         (folder / signals.CANDIDATES).mkdir()
-        shutil.copyfile(job.work / _SAMPLED, folder / signals.EXAMPLES)
+        shutil.copyfile(work / _SAMPLED, folder / signals.EXAMPLES)
         for part in range(parts):
-            shutil.copyfile(job.part(part), folder / signals.CANDIDATES / job.part(part).name)
+            shutil.copyfile(_part(work, part), folder / signals.CANDIDATES / _part(work, part).name)
         counts = {"examples": pq.read_metadata(folder / signals.EXAMPLES).num_rows}
         manifest = write_manifest(folder, kind=signals.SIGNALS_KIND, settings=settings, counts=counts)
         settings["worth"] = asdict(signal_statistics(signals.open_signals(folder)))
