@@ -112,7 +112,6 @@ from .reranking.oracle import Oracle as Oracle
 from .reranking.predictive import Predictive as Predictive, load_cross_encoder as load_cross_encoder
 from .reranking.random import RandomChoice as RandomChoice
 from .reranking.zero_shot import ZeroShot as ZeroShot
-from .retrieval.bm25.batch import Forbidden as Forbidden
 from .retrieval.bm25.formula import BM25Options as BM25Options, BuildOptions as BuildOptions
 from .retrieval.bm25.search import BM25 as BM25
 from .retrieval.build import build_index as build_index

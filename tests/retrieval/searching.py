@@ -9,7 +9,7 @@ import pytest
 from ralm.records import Hits
 from ralm.retrieval.analysis import ENGLISH, Analysis
 from ralm.retrieval.bm25.arrays import Arrays, open_arrays
-from ralm.retrieval.bm25.batch import Forbidden, SearchBatch
+from ralm.retrieval.bm25.batch import SearchBatch
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.lookup import search_lookups
@@ -73,14 +73,13 @@ def streamed(
     queries: Sequence[str],
     k: int,
     partition: int = 1024,
-    forbidden: Forbidden | None = None,
     at_a_time: int = 256,
 ) -> Hits:
     """What one stream finds, and lookups as well, with the layout of common words and without."""
     terms = [bm25.terms(query.split()) for query in queries]
-    found = found_by(Stream(bm25.collection, k, partition), bm25._batch(terms, k, forbidden), at_a_time)
+    found = found_by(Stream(bm25.collection, k, partition), bm25._batch(terms, k), at_a_time)
     for collection in (bm25.collection, bm25._plain):
-        batch = bm25._batch(terms, k, forbidden)
+        batch = bm25._batch(terms, k)
         search_lookups(collection, batch, partition)
         assert_equal(batch.hits(), found)
     return found

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ralm.records import NO_PASSAGE, Hits
+from ralm.retrieval.allowed import mask_without
 from ralm.retrieval.bm25 import lookup, search, stream
 from ralm.retrieval.bm25.arrays import row_of
-from ralm.retrieval.bm25.batch import BLOCK_BITS, Forbidden
+from ralm.retrieval.bm25.batch import BLOCK_BITS
 from ralm.retrieval.bm25.collection import Collection, rounded_up
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.stream import QueryRuns, Stream
@@ -29,12 +30,12 @@ from tests.retrieval.searching import (
 )
 
 
-def without(hits: Hits, lists: Sequence[Sequence[int]], list_Q: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k best of full rankings that are not forbidden."""
+def without(hits: Hits, left_out: Sequence[int], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The k best of full rankings that are not left out."""
     numbers_QK = np.full((len(hits), k), NO_PASSAGE)
     scores_QK = np.zeros((len(hits), k), np.float32)
-    for row, number in enumerate(list_Q.tolist()):
-        kept = [hit for hit in hits.of(row) if number < 0 or hit[0] not in lists[number]][:k]
+    for row in range(len(hits)):
+        kept = [hit for hit in hits.of(row) if hit[0] not in left_out][:k]
         numbers_QK[row, : len(kept)] = [passage for passage, _ in kept]
         scores_QK[row, : len(kept)] = [score for _, score in kept]
     return numbers_QK, scores_QK
@@ -51,7 +52,7 @@ def without(hits: Hits, lists: Sequence[Sequence[int]], list_Q: np.ndarray, k: i
     partition=st.sampled_from([1024, 2048, 1 << 17]),
     k1=st.sampled_from([0.0, 0.9]),
     batch=st.sampled_from([1, 7, 256]),
-    forbids=st.booleans(),
+    left_out_thirds=st.sampled_from([0, 0, 1, 6]),
 )
 def test_equals_reading_every_posting(
     tmp_path_factory: pytest.TempPathFactory,
@@ -64,20 +65,18 @@ def test_equals_reading_every_posting(
     partition: int,
     k1: float,
     batch: int,
-    forbids: bool,
+    left_out_thirds: int,
 ) -> None:
     """Duplicate and unknown terms, empty queries (the first), more hits asked for than there are, equal scores."""
     text = words(seed, passages * 12, vocabulary)
     texts = [" ".join(text[i * 12 : (i + 1) * 12 - i % 7]) for i in range(passages)]
     bm25 = indexed(tmp_path_factory.mktemp("index"), texts, BM25Options(k1=k1))
     queries = [*strides(words(seed + 1, 150, vocabulary + 5), length, stride), "", "w1 w1 w1 unseen", "w0 w2"]
-    rng = np.random.default_rng(seed)
-    lists = [rng.integers(0, passages, size).tolist() for size in (0, 1, passages // 3, 2 * passages)]
-    list_Q = rng.integers(-1, len(lists), len(queries)) if forbids else np.full(len(queries), -1)
-    forbidden = Forbidden.of(lists, list_Q)
-    found = streamed(bm25, queries, min(k, passages), partition, forbidden, batch)
-    chosen = bm25.retrieve(queries, k, forbidden)
-    expected = without(bm25.retrieve(queries, passages), lists, list_Q, min(k, passages))
+    left_out = np.random.default_rng(seed).integers(0, passages, left_out_thirds * passages // 3).tolist()
+    some = bm25.only(mask_without(passages, left_out)) if left_out else bm25
+    found = streamed(some, queries, min(k, passages), partition, batch)
+    chosen = some.retrieve(queries, k)
+    expected = without(bm25.retrieve(queries, passages), left_out, min(k, passages))
     for hits in (found, chosen):
         np.testing.assert_array_equal(hits.numbers_QK, expected[0])
         np.testing.assert_allclose(hits.scores_QK, expected[1], rtol=1e-6)

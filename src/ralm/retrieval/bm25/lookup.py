@@ -19,11 +19,9 @@ from ralm.retrieval.bm25 import kernels
 from ralm.retrieval.bm25.batch import (
     ALIGNED,
     BLOCK_BITS,
-    Allowed,
+    MaskBits,
     SearchBatch,
     WeightedQueries,
-    allowed_for,
-    is_in,
     may_be_found,
 )
 from ralm.retrieval.bm25.collection import (
@@ -96,16 +94,16 @@ def _look_up(
     )  # fmt: skip
     for number in range(len(batch.heaps_QK)):
         query = _query(postings, impact_C, queries, queries.ends[number], queries.ends[number + 1])
-        allowed, heap = allowed_for(batch.forbidden, number), batch.heaps_QK[number]
+        mask, heap = batch.mask, batch.heaps_QK[number]
         found = 0
         for base in range(0, passages, partition):
             size = min(partition, passages - base)
             added = _add_rare(postings, query, queries.terms[queries.ends[number] :], base, size, room)
             sparse = added * _SPARSE <= size
-            floor = _floor(postings, query, allowed, base, room) if found < len(heap) else 1
+            floor = _floor(postings, query, mask, base, room) if found < len(heap) else 1
             _bound_rare(postings, query, base, room, sparse)
             _bound_common(postings, query, base, size, room.common_B)
-            found = _collect(postings, query, allowed, base, size, room, heap, found, floor)
+            found = _collect(postings, query, mask, base, size, room, heap, found, floor)
             _clear(postings, query, base, room, sparse)
         batch.unit_Q[number] = query.unit
 
@@ -190,7 +188,7 @@ def _add_rare(
 def _collect(
     postings: Postings,
     query: _Query,
-    allowed: Allowed,
+    mask: MaskBits,
     base: int,
     size: int,
     room: _Room,
@@ -203,7 +201,7 @@ def _collect(
     Later passages have higher numbers, so they must score more than the worst score.
     """
     sums_N, rare_B, common_B = room.sums_N, room.rare_B, room.common_B
-    bits_B, open_W = allowed.mask
+    bits_B, open_W = mask
     threshold = max(kernels.worst_score(heap, found) + 1, floor)
     for begin in range(0, (size + kernels.LANES - 1) >> BLOCK_BITS, kernels.MARKS):
         marks = kernels.find_sums(rare_B, common_B, begin, np.uint16(_steps(threshold)))
@@ -223,7 +221,7 @@ def _collect(
                 candidates &= candidates - np.uint64(1)
                 passage = base + first + lane
                 score = sums_N[first + lane] + common_score(postings, query.terms, query.common, passage)
-                if score >= threshold and not is_in(allowed.listed, passage):
+                if score >= threshold:
                     found = kernels.offer(heap, found, score, passage)
                     threshold = max(threshold, kernels.worst_score(heap, found) + 1)
     return found
@@ -268,7 +266,7 @@ def _clear(postings: Postings, query: _Query, base: int, room: _Room, sparse: bo
 def _floor(
     postings: Postings,
     query: _Query,
-    allowed: Allowed,
+    mask: MaskBits,
     base: int,
     room: _Room,
 ) -> int:
@@ -285,7 +283,7 @@ def _floor(
     for posting in range(query.begins[best], query.ends[best]):
         passage = np.int64(postings.passages[posting])
         rare = np.int64(room.sums_N[passage - base])
-        if rare > kernels.worst_score(room.floors_K, found) and may_be_found(allowed, passage):
+        if rare > kernels.worst_score(room.floors_K, found) and may_be_found(mask, passage):
             found = kernels.offer(room.floors_K, found, rare, passage)
     if found < len(room.floors_K):
         return 1

@@ -25,7 +25,7 @@ from ralm.records import BoolArray, Hits
 from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
 from ralm.retrieval.bm25.arrays import Arrays
-from ralm.retrieval.bm25.batch import EVERY, Forbidden, MaskBits, SearchBatch
+from ralm.retrieval.bm25.batch import EVERY, MaskBits, SearchBatch
 from ralm.retrieval.bm25.collection import Collection, Layout, Postings
 from ralm.retrieval.bm25.formula import BM25Options, cores, impact
 from ralm.retrieval.bm25.kernels import check_passage_count
@@ -103,14 +103,14 @@ class BM25:
     def _fingerprint(self) -> str:
         return self._known_fingerprint or _digest(self._arrays)
 
-    def retrieve(self, queries: Sequence[str], k: int, forbidden: Forbidden | None = None) -> Hits:
-        """The k best passages for each query: those that share a term with it and are not forbidden, best first.
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        """The k best passages for each query: those that share a term with it, best first.
 
         There are at most as many columns as passages. Raises UsageError if k is below 1.
         """
         check_strings("queries", queries)
         analyse = Analyser(self._analysis)
-        return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k, forbidden)
+        return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k)
 
     def terms(self, words: Sequence[str]) -> list[int]:
         """The numbers of the analysed words that occur in some passage, repeats included."""
@@ -123,10 +123,10 @@ class BM25:
             return 0 if numbers else None
         return int(self._plain.frequency(np.array(numbers)).min())
 
-    def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> Hits:
+    def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int) -> Hits:
         """The hits of queries given as term numbers."""
         check_count("k", k)
-        batch = self._batch(queries, min(k, max(self._passages, 1)), forbidden)
+        batch = self._batch(queries, min(k, max(self._passages, 1)))
         count, k = batch.heaps_QK.shape
         suits = k * PASSAGES_A_HIT <= self._passages
         collection = self._layout.collection_for(batch.queries) if suits else self._plain
@@ -146,10 +146,9 @@ class BM25:
                 list(pool.map(partial(search_lookups, collection), parts))
         return batch.hits()
 
-    def _batch(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> SearchBatch:
+    def _batch(self, queries: Sequence[Sequence[int]], k: int) -> SearchBatch:
         """Return queries whose hits are to be found, only among the passages of the mask."""
-        forbidden = (forbidden or Forbidden.none(len(queries))).within(self._mask)
-        return SearchBatch.of(self._plain.weighted(queries), k, forbidden)
+        return SearchBatch.of(self._plain.weighted(queries), k, self._mask)
 
     @property
     def collection(self) -> Collection:

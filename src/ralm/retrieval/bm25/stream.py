@@ -93,7 +93,7 @@ class Stream:
         queries = _differences(rows, ends, batch.queries.counts, self._count_T, self._last)
         self._last = rows[ends[-2] :]
         advance_partitions(
-            collection.postings, self._terms, queries, self._state, batch.forbidden, self._partition,
+            collection.postings, self._terms, queries, self._state, batch.mask, self._partition,
             collection.passages, batch.heaps_QK,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25 import kernels
-from ralm.retrieval.bm25.batch import ALIGNED, BLOCK_BITS, Allowed, Forbidden, allowed_for, is_in, may_be_found
+from ralm.retrieval.bm25.batch import ALIGNED, BLOCK_BITS, MaskBits, may_be_found
 from ralm.retrieval.bm25.collection import (
     WORD_BITS,
     CommonQueryTerms,
@@ -63,7 +63,7 @@ def advance_partitions(
     terms: Terms,
     queries: Queries,
     state: State,
-    forbidden: Forbidden,
+    mask: MaskBits,
     partition: int,
     passages: int,
     heaps_WK: NDArray[np.int64],
@@ -93,9 +93,7 @@ def advance_partitions(
             _change_common(postings, terms, queries, here, w, base, size)
             _change_rare(postings, terms, queries, here, w, number, base)
             common = _common_terms(terms, queries, w, room)
-            found_W[w] = _collect(
-                postings, terms, here, common, allowed_for(forbidden, w), base, heaps_WK[w], found_W[w], floors_K, lanes
-            )
+            found_W[w] = _collect(postings, terms, here, common, mask, base, heaps_WK[w], found_W[w], floors_K, lanes)
 
 
 @kernels.kernel
@@ -178,7 +176,7 @@ def _collect(
     terms: Terms,
     here: State,
     common: CommonQueryTerms,
-    allowed: Allowed,
+    mask: MaskBits,
     base: int,
     heap: NDArray[np.int64],
     found: int,
@@ -187,9 +185,9 @@ def _collect(
 ) -> int:
     """Offer the passages of a partition that may be among the best; returns how many the heap then holds."""
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
-    bits_B, open_W = allowed.mask
+    bits_B, open_W = mask
     # A passage must score at least 1 to share a term with the query.
-    threshold = max(_floor(postings, terms, here, common, allowed, base, floors_K, heap, found), np.int64(1))
+    threshold = max(_floor(postings, terms, here, common, mask, base, floors_K, heap, found), np.int64(1))
     for begin in range(0, len(bound_B), kernels.MARKS):
         marks = kernels.tighten(bound_B, rare_B, common_B, begin, np.uint16(rounded_up(threshold)))
         if len(open_W):
@@ -214,7 +212,7 @@ def _collect(
                 passage = base + first + lane
                 score = sums_N[first + lane] + common_score(postings, terms, common, passage)
                 lanes[lane] = rounded_up(score)
-                if score >= threshold and not is_in(allowed.listed, passage):
+                if score >= threshold:
                     found = kernels.offer(heap, found, score, passage)
                     threshold = max(threshold, kernels.worst_score(heap, found) + 1)
             bound_B[block] = kernels.highest(lanes, 0)
@@ -228,7 +226,7 @@ def _floor(
     terms: Terms,
     here: State,
     common: CommonQueryTerms,
-    allowed: Allowed,
+    mask: MaskBits,
     base: int,
     floors_K: NDArray[np.int64],
     heap: NDArray[np.int64],
@@ -239,7 +237,7 @@ def _floor(
         floors_K[i] = heap[i]
     for i in range(here.kept_P[0]):
         passage = here.kept_PK[i]
-        if may_be_found(allowed, passage):
+        if may_be_found(mask, passage):
             score = here.sums_N[passage - base] + common_score(postings, terms, common, passage)
             found = kernels.offer(floors_K, found, score, passage)
     return kernels.worst_score(floors_K, found)
