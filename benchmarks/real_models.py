@@ -39,7 +39,7 @@ from ralm.answering.compare import AnswersComparison, compare_answers
 from ralm.cli import program
 from ralm.cli.models import release_models, sharing_models
 from ralm.cli.output import with_interval
-from ralm.evaluation.intervals import Estimate
+from ralm.evaluation.intervals import LEVEL, Estimate, holm
 from ralm.runs.compare import compare_runs
 
 RUNS: Final = Path("runs")
@@ -109,7 +109,9 @@ def report(wanted: Sequence[Row]) -> Iterator[str]:
         "| model, material | order | source | measure | change | verdict |",
         "|---|---|---|---|---|---|",
     )
-    yield from orders
+    p_values = holm([improvement.p_value for _, improvement in orders])
+    for (cells, improvement), p_value in zip(orders, p_values, strict=True):
+        yield f"| {cells} | {_verdict(improvement, p_value)} |"
     yield from (
         "",
         "## Commands",
@@ -135,7 +137,7 @@ def _text_table(group: str, hows: Sequence[str]) -> Iterator[str]:
     yield ""
 
 
-def _text_orders(group: str, hows: Sequence[str]) -> Iterator[str]:
+def _text_orders(group: str, hows: Sequence[str]) -> Iterator[tuple[str, Estimate]]:
     for order in _given(TEXT_ORDERS, hows):
         _, run = compare_runs(_folders(group, [order.worse, order.better]), documents=DOCUMENT).runs
         assert run.change is not None
@@ -162,7 +164,7 @@ def _has_answer(group: str, how: str) -> str:
     return f"{shares[-1]:.0%}" if shares else ""
 
 
-def _answer_orders(group: str, hows: Sequence[str]) -> Iterator[str]:
+def _answer_orders(group: str, hows: Sequence[str]) -> Iterator[tuple[str, Estimate]]:
     for order in _given((*QUESTION_ORDERS, *MIXER_ORDERS, *CHOICE_ORDERS), hows):
         found: AnswersComparison = compare_answers(_folders(group, [order.worse, order.better]))
         for name in _DECIDES:
@@ -175,11 +177,16 @@ def _given(orders: Sequence[Order], hows: Sequence[str]) -> list[Order]:
     return [one for one in orders if one.better in hows and one.worse in hows]
 
 
-def _order(group: str, order: Order, measure: str, change: str, improvement: Estimate) -> str:
-    """A row of the table of orders."""
-    verdict = "seen" if improvement.is_above else "the other way" if improvement.is_below else "not clear"
-    verdict = verdict if improvement.ends else "no interval"
-    return f"| {group} | {order.better} over {order.worse} | {order.source} | {measure} | {change} | {verdict} |"
+def _order(group: str, order: Order, measure: str, change: str, improvement: Estimate) -> tuple[str, Estimate]:
+    """The cells of a row of the table of orders, and the improvement that decides it."""
+    return f"{group} | {order.better} over {order.worse} | {order.source} | {measure} | {change}", improvement
+
+
+def _verdict(improvement: Estimate, p_value: float | None) -> str:
+    """Whether an order is seen, at a level of 5% over all orders of the table (Holm)."""
+    if p_value is None:
+        return "no interval"
+    return "not clear" if p_value > LEVEL else "seen" if improvement.value > 0 else "the other way"
 
 
 def _measure(name: str, figure: Estimate, sign: str = "") -> str:

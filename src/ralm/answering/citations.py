@@ -8,9 +8,9 @@ nats (`ralm.reading.provenance`): the instruction stays, so that only the passag
 
 1. Tokens of words that stand in the prompt without passages, in runs of two or more, count for nobody, nor do those of
    citations, as in [1].
-2. A passage is credited only if it gave the answer more than ln 20 nats in all, so that the 95% interval of its gain
-   excludes 0: an answer drawn without passages becomes 20 times as likely with them in at most 5% of all cases
-   (Markov's inequality). With a control, the same must hold of its gain over prompts with unrelated passages.
+2. A passage is credited only if it gave the answer more than ln 20 nats in all. An answer drawn without passages
+   becomes 20 times as likely with them in at most 5% of all cases (Markov's inequality); of one drawn with them the
+   threshold is a convention. With a control, the same must hold of its gain over prompts with unrelated passages.
 3. Each token goes to that one of these passages that gave it most, if the passage made it likelier.
 4. A passage is cited for the runs of tokens to which it gave most, on balance: each token counts what the passage gave
    it, less 0.1 nats, so that a run ends where tokens are as likely without the passage; a run holds no token that goes
@@ -40,7 +40,7 @@ from ralm.records import DoubleArray, FloatArray, Passage
 Known = Literal["measured", "cited", "quoted", "retrieved"]
 """How a source is known, the surest first."""
 CREDITED: Final = math.log(20)
-"""The gain of a credited passage is larger, in nats: its 95% interval begins so far below it."""
+"""The gain of a credited passage is larger, in nats."""
 ONE_BIT: Final = math.log(2)
 """The minimum gain of a second run of tokens, in nats."""
 _OF_A_TOKEN: Final = 0.1
