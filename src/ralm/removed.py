@@ -95,6 +95,9 @@ _SENTENCES: Final = {
     ),
     "use `--prompt replug` to judge texts, and `--join answers` to read what is written as a letter": ("qa --score",),
     "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training": ("train reranker --kind",),
+    "leave it out; `--evaluate-every` is the steps between checkpoints too": (
+        *("train reranker --checkpoint-every", "train retriever --checkpoint-every"),
+    ),
     "it chose `--reader ensemble --documents 4 --mixer posterior` on both corpora; use that": ("tune",),
     "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies": ("worth --prune",),
     "use `/search` or `/retrieve`, which find the same passages and filter by `where`": (
