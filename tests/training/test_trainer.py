@@ -243,6 +243,14 @@ def test_one_training_per_folder_and_with_the_same_settings(tmp_path: Path) -> N
         trained(tmp_path / "out")
 
 
+def test_another_gpu_than_the_first_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Layers, "device", torch.device("cuda:2"))
+    with pytest.raises(
+        UsageError, match="the first GPU that they see, not cuda:2: set CUDA_VISIBLE_DEVICES=2, and give"
+    ):
+        trained(tmp_path / "out")
+
+
 def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

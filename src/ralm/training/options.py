@@ -59,7 +59,9 @@ class TrainingOptions:
     seed: Annotated[
         int, Option("Seed of the order of examples, of new weights and of dropout.", minimum=0, maximum=MAX_SEED)
     ] = 0
-    device: Annotated[str, Option("Where to train: cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto"
+    device: Annotated[str, Option("Where to train: cpu, cuda (the first GPU), or auto (a GPU if there is one).")] = (
+        "auto"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -86,11 +86,16 @@ def train(
 
     The model ends with the weights of the lowest held-out loss, or of the last step if nothing is held out; then
     `results` returns what the manifest says of them. A training with this `config` that was killed resumes at its last
-    checkpoint. Call this within `own_randomness`. Raises UsageError if a training with another `config` was begun there
-    or the budget has no room for a step, ModelError if a loss is not finite; the last checkpoint stays.
+    checkpoint. Call this within `own_randomness`. Raises UsageError if a training with another `config` was begun
+    there, the budget has no room for a step, or the model is on a GPU that is not the first one; ModelError if a loss is not finite; the last checkpoint stays.
     """
     out = Path(out)
     check_output(out, kind=kind, force=force)
+    if loss.model.device.index:
+        raise UsageError(
+            f"the trainers use the first GPU that they see, not {loss.model.device}: set CUDA_VISIBLE_DEVICES="
+            f"{loss.model.device.index}, and give `device` cuda."
+        )
     with resume.unfinished_run(out, config, force=force) as work:
         training = _Training(loss, work, training_E, held_out_E, options)
         state = training.run()
