@@ -14,7 +14,7 @@ import pyarrow.csv
 import pytest
 import torch
 
-from ralm.errors import FolderExistsError, ModelError, RalmWarning, StorageError, UsageError
+from ralm.errors import DamagedFolderError, FolderExistsError, ModelError, RalmWarning, StorageError, UsageError
 from ralm.records import IntArray
 from ralm.runs.resume import unfinished_run
 from ralm.storage.manifest import Manifest, read_manifest, write_manifest
@@ -308,6 +308,18 @@ def test_checkpoints_are_whole_or_not_used(tmp_path: Path, caplog: pytest.LogCap
     assert message in caplog.messages
     assert "resuming a training that was stopped: 8 steps were done before" in caplog.messages
     assert "checkpoint-16" not in caplog.text
+
+
+def test_best_weights_that_were_damaged_are_one_sentence(tmp_path: Path) -> None:
+    """They are not the last ones, from which the training goes on."""
+    options = TrainingOptions(steps=500, batch=6, learning_rate=0.5, evaluate_every=1, patience=3, warmup=0)
+    _, expected = trained(tmp_path / "whole", options)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "out", options, stop=expected.best_step + 2)
+    weights = tmp_path / "out.unfinished" / f"checkpoint-{expected.best_step}" / "model.safetensors"
+    weights.write_bytes(b"nothing")
+    with pytest.raises(DamagedFolderError, match=rf"{weights.parent} is damaged: model.safetensors has 7 bytes"):
+        trained(tmp_path / "out", options)
 
 
 def test_a_training_that_was_moved_or_had_stopped_early_ends_as_an_undisturbed_one(

@@ -87,7 +87,8 @@ def train(
     The model ends with the weights of the lowest held-out loss, or of the last step if nothing is held out; then
     `results` returns what the manifest says of them. A training with this `config` that was killed resumes at its last
     checkpoint. Call this within `own_randomness`. Raises UsageError if a training with another `config` was begun
-    there, the budget has no room for a step, or the model is on a GPU that is not the first one; ModelError if a loss is not finite; the last checkpoint stays.
+    there, the budget has no room for a step, or the model is on a GPU that is not the first one; ModelError if a loss
+    is not finite. The last checkpoint stays.
     """
     out = Path(out)
     check_output(out, kind=kind, force=force)

@@ -157,6 +157,7 @@ class _ExampleTrainer:
         self.model.load_state_dict(load((Path(resume_from_checkpoint) / _WEIGHTS).read_bytes()))
 
     def _load_best_model(self) -> None:
+        read_manifest(Path(self.state.best_model_checkpoint), kind=_CHECKPOINT)  # DamagedFolderError if it is not whole
         self._load_from_checkpoint(self.state.best_model_checkpoint)
 
 
