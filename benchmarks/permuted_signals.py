@@ -26,7 +26,6 @@ TRAINING = TrainingOptions(
     held_out=0.15,
     evaluated=512,
     evaluate_every=26,
-    checkpoint_every=26,
     precision="bfloat16",
     dropout=False,
 )

@@ -29,7 +29,7 @@ MOST_TOKENS = 128
 EACH = 4
 LM = ("--lm", "ralm-tiny")
 EXAMPLES = "--examples 8000 --continuation-tokens 16 --prefix-tokens 64 --sequence-tokens 160 --document-tokens 160"
-TRAINING = "--candidates 8 --gamma 0.05 --batch 32 --learning-rate 1.5e-4 --held-out 0 --checkpoint-every 20"
+TRAINING = "--candidates 8 --gamma 0.05 --batch 32 --learning-rate 1.5e-4 --held-out 0 --evaluate-every 20"
 FAST = "--precision bfloat16 --no-dropout --lm-args dtype=bfloat16"
 QUERY = ("--query-tokens", "64")
 READING = "--windows blocked --max-length 768 --retriever dense"

@@ -39,7 +39,7 @@ pytestmark = [
 
 LENGTHS = " ".join(MODEL_LENGTH)
 SHORT = "--prefix-tokens 8 --query-tokens 8 --sequence-tokens 24 --document-tokens 24"
-QUICK = "--steps 12 --batch 4 --evaluate-every 4 --checkpoint-every 2 --learning-rate 1e-3"
+QUICK = "--steps 12 --batch 4 --evaluate-every 4 --learning-rate 1e-3"
 PAIRS = "--tokens 12 --max-length 32"
 
 COMMANDS = {

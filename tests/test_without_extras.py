@@ -88,7 +88,7 @@ def use_the_library() -> str:
         TemporaryDirectory() as folder,
         pytest.raises(library.RalmError, match=r"^training needs the package torch: pip install 'ralm\[train"),
     ):
-        signals = save_signals(Path(folder) / "s", fingerprint, ["a"] * 4, [[0, 1]] * 4, [[-1.0, -2.0]] * 4)
+        signals = save_signals(Path(folder) / "s", fingerprint, ["a"] * 10, [[0, 1]] * 10, [[-1.0, -2.0]] * 10)
         library.train_reranker(signals, "reranker", "bert", index="index")
     return "works"
 

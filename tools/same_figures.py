@@ -33,13 +33,11 @@ _LONG: Final = f"long.txt {_LM} --index index --max-length 96 --stride 16 --docu
 _ASKED: Final = f"questions.jsonl {_LM} --index index --json"
 _DENSE: Final = _READ.replace("--index index", "--index dense")
 _ENSEMBLE: Final = "--reader ensemble --documents 3"
-_TRAINED: Final = (
-    "--steps 4 --batch 2 --budget 0 --evaluate-every 2 --checkpoint-every 2 --held-out 0.4 --no-dropout --json"
-)
+_TRAINED: Final = "--steps 4 --batch 2 --evaluate-every 2 --held-out 0.4 --no-dropout --json"
 _SIGNALS: Final = (
     "--examples 12 --no-exclude --prefix-tokens 16 --query-tokens 8 --sequence-tokens 48 --document-tokens 24"
 )
-_WORTH: Final = "--units 16 --strides 2 --prefix-tokens 8 --candidates 2 --ensemble 2 --budget 0"
+_WORTH: Final = "--units 16 --strides 2 --prefix-tokens 8 --candidates 2 --ensemble 2"
 
 COMMANDS: Final = {
     "index": "index corpus.jsonl --words 10 --out index",

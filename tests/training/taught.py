@@ -14,9 +14,7 @@ from ralm.training.options import ExampleOptions, RetrieverTrainingOptions, Trai
 from ralm.training.retriever import train_retriever
 
 WORDS = "fox sea hill sheep barn radium stone bread moon river salt crow".split()
-TRAINING = TrainingOptions(
-    steps=12, batch=4, learning_rate=3e-3, evaluate_every=4, checkpoint_every=2, held_out=0.2, patience=100
-)
+TRAINING = TrainingOptions(steps=12, batch=4, learning_rate=3e-3, evaluate_every=4, held_out=0.2, patience=100, seed=4)
 OPTIONS = RetrieverTrainingOptions(candidates=5, refresh_every=4)
 
 

@@ -23,9 +23,7 @@ from tests.training.taught import Taught
 WORDS = [f"word{number}" for number in range(24)]
 LOSS = LSROptions(gamma=4.0, beta=0.5)
 """Q is P of an encoder whose scores times beta / gamma are the mean log-probabilities of tokens."""
-TRAINING = TrainingOptions(
-    steps=600, batch=32, learning_rate=0.1, warmup=0.05, held_out=0.2, evaluate_every=100, checkpoint_every=300
-)
+TRAINING = TrainingOptions(steps=600, batch=32, learning_rate=0.1, warmup=0.05, held_out=0.2, evaluate_every=100)
 EXAMPLES, CANDIDATES = 400, 8
 
 
@@ -108,7 +106,7 @@ class Known(Taught):
 def test_both_encoders_find_the_best_ones(index: Path, tmp_path: Path) -> None:
     best_WD = np.random.default_rng(6).normal(0, 1, (len(WORDS), 32)).astype(np.float32)
     options = RetrieverTrainingOptions(candidates=CANDIDATES, refresh_every=50, loss=LOSS)
-    training = replace(TRAINING, steps=150, batch=16, evaluate_every=50, checkpoint_every=50)
+    training = replace(TRAINING, steps=150, batch=16, evaluate_every=50, seed=1)
     trained = train_retriever(Known(best_WD), index, tmp_path / "out", options, training)
     unseen = drawn_queries(500, 7)
     best_E = (best_WD[np.array(unseen)].mean(axis=1) @ best_WD.T).argmax(axis=1)

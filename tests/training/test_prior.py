@@ -18,7 +18,7 @@ from ralm.reranking.oracle import rank_prior
 from ralm.reranking.predictive import Predictive, load_cross_encoder
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
-from ralm.training.cross_encoder import TrainableCrossEncoder, fitted_priors
+from ralm.training.cross_encoder import CrossEncoderLoss, fitted_priors
 from ralm.training.options import RerankerOptions, TrainingOptions
 from ralm.training.reranker import train_reranker
 from ralm.training.signals import Signals
@@ -77,10 +77,10 @@ def test_it_is_part_of_the_loss(tmp_path: Path, index: Index) -> None:
     signals = signals_where_rank_helps(tmp_path / "signals", index, 0.1)
     model = load_pair_model(str(save_tiny_bert(tmp_path / "init")), 12, new=True)
     model.rank_weight = 0.7
-    student = TrainableCrossEncoder(model, signals, index.passages, RerankerOptions())
-    student.module.eval()
+    student = CrossEncoderLoss(model, signals, index.passages, RerankerOptions())
+    student.model.eval()
     with torch.no_grad():
-        losses = student.losses(EXAMPLES[:5], None).tolist()
+        losses = student.losses(EXAMPLES[:5]).tolist()
     for example in range(5):
         numbers = [one for one in signals.passages_EK[example].tolist() if one >= 0]
         scores = model.scores([("text", index.passages[number].contents) for number in numbers]).tolist()
@@ -203,18 +203,18 @@ def test_training_begins_from_zero_shot_reranking(
     assert json.loads((tmp_path / "without" / "config.json").read_text())["ralm"]["likelihood"] is None
 
     model = load_pair_model(lm, 12, max_length=32, new=True)
-    first = TrainableCrossEncoder(model, signals, index.passages, READING, fitted_to=EXAMPLES)
-    first.module.train()
-    first.losses(EXAMPLES[:4], None)
-    assert first.module.training, "fitting leaves dropout as it is"
-    first.module.eval()
+    first = CrossEncoderLoss(model, signals, index.passages, READING, fitted_to=EXAMPLES)
+    first.model.train()
+    first.losses(EXAMPLES[:4])
+    assert first.model.training, "fitting leaves dropout as it is"
+    first.model.eval()
     with torch.no_grad():
-        losses = first.losses(EXAMPLES[:4], None)
-    resumed = TrainableCrossEncoder(
+        losses = first.losses(EXAMPLES[:4])
+    resumed = CrossEncoderLoss(
         load_pair_model(lm, 12, max_length=32, new=True), signals, index.passages, READING, fitted_to=EXAMPLES
     )
     resumed.restore(first.state())
-    resumed.module.eval()
+    resumed.model.eval()
     monkeypatch.setattr(resumed, "_ends", lambda _: pytest.fail("it was fitted"))
     with torch.no_grad():
-        assert torch.equal(resumed.losses(EXAMPLES[:4], None), losses)
+        assert torch.equal(resumed.losses(EXAMPLES[:4]), losses)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
+from sentence_transformers.util import pairwise_dot_score
 
 from ralm.errors import DamagedFolderError, FolderError, RalmWarning, UsageError
 from ralm.retrieval.build import build_index
@@ -18,7 +20,7 @@ from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.vectors import add_vectors
 from ralm.storage.manifest import read_manifest
-from ralm.training.encoders import TrainableQueryEncoder, inner_products, losses_of
+from ralm.training.encoders import QueryEncoderLoss, inner_products, losses_of
 from ralm.training.options import LikelihoodSemantics, LSROptions, QueryEncoderOptions, TrainingOptions
 from ralm.training.retriever import train_query_encoder
 from ralm.training.signals import Signals, open_signals
@@ -28,7 +30,7 @@ from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
 from tests.training.made_signals import save_signals
 from tests.training.taught import WORDS, passages
 
-QUICK = TrainingOptions(steps=30, batch=8, learning_rate=2e-3, evaluate_every=10, checkpoint_every=10, held_out=0.2)
+QUICK = TrainingOptions(steps=30, batch=8, learning_rate=2e-3, evaluate_every=10, held_out=0.2)
 
 
 def preferring(folder: Path, index: Index, wanted: int, count: int = 40) -> Signals:
@@ -103,9 +105,9 @@ def test_losses_and_their_gradients_are_those_of_a_plain_loop(
     means = [[-1.0, float("-inf"), -1.2], [-0.5, -0.4]]
     signals = save_signals(tmp_path / "two", index.fingerprint, queries, candidates, means)
     options = QueryEncoderOptions(loss=LSROptions(gamma=0.3, beta=0.2, semantics=semantics))
-    student = TrainableQueryEncoder(own, signals, index.passage_vectors(), options)
-    student.module.eval()
-    losses = student.losses(np.array([0, 1]), None)
+    student = QueryEncoderLoss(own, signals, index.passage_vectors(), options)
+    student.model.eval()
+    losses = student.losses(np.array([0, 1]))
     queries_BD, passages_PD = own.encode_queries(queries), own.encode_passages(list(index.passages))
     scores = [(passages_PD[row] @ query).tolist() for row, query in zip(candidates, queries_BD, strict=True)]
     likelihoods = [[learning.lm_score([mean] * 4, semantics) for mean in row] for row in means]
@@ -119,6 +121,26 @@ def test_losses_and_their_gradients_are_those_of_a_plain_loop(
     for row, gradient in enumerate(by_query.grad.numpy()):  # type: ignore[union-attr]
         by_score = learning.divergence_gradient(scores[row], likelihoods[row], 0.3, 0.2)
         np.testing.assert_allclose(gradient, by_score @ passages_PD[candidates[row]], rtol=1e-3, atol=1e-5)
+
+
+def test_where_no_candidate_is_missing_it_is_the_distillation_of_sentence_transformers(root: Path) -> None:
+    """The loss that the trainer lowers, and its gradient by all weights."""
+    index, own, signals = open_index(root / "index"), encoder(root / "bert"), open_signals(root / "signals")
+    examples, vectors = np.array([3, 0, 8]), index.passage_vectors()
+    student = QueryEncoderLoss(own, signals, vectors, QueryEncoderOptions(loss=LSROptions(gamma=0.3, beta=0.2)))
+    student.model.eval()
+    loss = student(None, torch.from_numpy(examples))
+    weights = [one for one in student.model.parameters() if one.requires_grad]
+    gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
+    theirs = DistillKLDivLoss(student.model, pairwise_dot_score, student_temperature=0.3, teacher_temperature=0.2)
+    queries_BD = own.query_tensor([signals.texts("query")[number].as_py() for number in examples.tolist()])
+    passages_KBD = torch.from_numpy(vectors.of(signals.passages_EK[examples])).transpose(0, 1)
+    labels_BK = torch.from_numpy(signals.log_probs_EK[examples] / 4).float()
+    expected = theirs.compute_loss_from_embeddings([queries_BD, *passages_KBD], labels_BK) / 0.3**2
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        gradients, torch.autograd.grad(expected, weights, materialize_grads=True), rtol=1e-3, atol=1e-6
+    )
 
 
 def test_the_papers_likelihood_is_nearly_uniform_and_warned_of(root: Path, tmp_path: Path) -> None:
@@ -188,6 +210,28 @@ def test_examples_without_a_choice_teach_nothing(root: Path, tmp_path: Path) -> 
     train_query_encoder(tmp_path / "one", tmp_path / "out", index=index, training=none_held_out)
     with pytest.raises(UsageError, match="only 0 have two candidates or more"):
         train_query_encoder(tmp_path / "none", tmp_path / "other", index=index, training=none_held_out)
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "of 1 document"), (2, "of 2 documents"), (9, "of 9 documents")])
+def test_a_few_documents_are_too_few_to_hold_some_out(root: Path, tmp_path: Path, count: int, said: str) -> None:
+    index, names = open_index(root / "index"), [f"d{n % count}" for n in range(40)]
+    means = [[-1.0, -2.0]] * 40
+    save_signals(tmp_path / "signals", index.fingerprint, ["sea"] * 40, [[1, 2]] * 40, means, documents=names)
+    with pytest.raises(UsageError, match=rf"{said}, and holding some out needs at least 10"):
+        train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=QUICK)
+    assert not list(tmp_path.glob("out*"))
+    once = replace(QUICK, steps=1, held_out=0)
+    assert train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=once).held_out is None
+
+
+@pytest.mark.filterwarnings("ignore:training did not lower")
+def test_documents_that_are_equal_or_empty_teach_nothing_and_gain_nothing(root: Path, tmp_path: Path) -> None:
+    index = open_index(root / "index")
+    for name, query in (("equal", "sea"), ("empty", "")):
+        save_signals(tmp_path / name, index.fingerprint, [query] * 20, [[1, 2]] * 20, [[-1.0, -1.0]] * 20)
+        trained = train_query_encoder(tmp_path / name, tmp_path / f"{name}-out", index=index, training=QUICK)
+        assert trained.held_out is not None
+        assert trained.held_out["ensemble_change"]["gain"] == pytest.approx(0, abs=1e-6)
 
 
 def test_what_does_not_belong_together(root: Path, tmp_path: Path) -> None:

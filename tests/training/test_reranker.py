@@ -14,7 +14,7 @@ from ralm.reranking.cross_encoder import load_pair_model
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.manifest import read_manifest
-from ralm.training.cross_encoder import TrainableCrossEncoder
+from ralm.training.cross_encoder import CrossEncoderLoss
 from ralm.training.options import RerankerOptions, TrainingOptions
 from ralm.training.reranker import RERANKER_KIND, TrainedReranker, train_reranker
 from ralm.training.signals import Signals
@@ -31,7 +31,6 @@ OPTIONS = TrainingOptions(
     batch=8,
     learning_rate=6e-3,
     evaluate_every=8,
-    checkpoint_every=12,
     patience=100,
     held_out=0.2,
     dropout=False,
@@ -69,12 +68,10 @@ def trained(
     return train_reranker(signals, folder / "reranker", begin, OPTIONS, READING, index=index)
 
 
-def student(signals: Signals, index: Index, init: str, **changed: Any) -> TrainableCrossEncoder:
+def student(signals: Signals, index: Index, init: str, **changed: Any) -> CrossEncoderLoss:
     torch.manual_seed(0)
-    made = TrainableCrossEncoder(
-        load_pair_model(init, 12, new=True), signals, index.passages, RerankerOptions(**changed)
-    )
-    made.module.eval()
+    made = CrossEncoderLoss(load_pair_model(init, 12, new=True), signals, index.passages, RerankerOptions(**changed))
+    made.model.eval()
     return made
 
 
@@ -126,11 +123,11 @@ def test_signals_that_are_permuted_within_an_example_teach_nothing(
 def test_the_loss_is_that_of_the_plain_loop(signals: Signals, index: Index, init: str) -> None:
     made = student(signals, index, init)
     examples = np.array([5, 0, 17])
-    losses = made.losses(examples, None)
+    losses = made.losses(examples)
     for place, example in enumerate(examples.tolist()):
         numbers = signals.passages_EK[example].tolist()
         end = signals.texts("prefix")[example].as_py().removeprefix("som")  # a letter is a token: these are 12
-        scores = made._model.scores([(end, index.passages[number].contents) for number in numbers]).tolist()
+        scores = made._pair_model.scores([(end, index.passages[number].contents) for number in numbers]).tolist()
         expected = learning.marginal_loss(scores, signals.log_probs_EK[example].tolist())
         assert losses[place].item() == pytest.approx(expected, rel=1e-4)
 
@@ -138,8 +135,12 @@ def test_the_loss_is_that_of_the_plain_loop(signals: Signals, index: Index, init
 def test_candidates_are_drawn_for_a_step_and_not_for_an_evaluation(signals: Signals, index: Index, init: str) -> None:
     made, all_of_them = student(signals, index, init, candidates=2), student(signals, index, init)
     examples = np.arange(10)
-    assert torch.equal(made.losses(examples, None), all_of_them.losses(examples, None))
-    first, again, other = (made.losses(examples, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert torch.equal(made.losses(examples), all_of_them.losses(examples))
+    made.in_step, losses = True, []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        losses.append(made.losses(examples))
+    first, again, other = losses
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import re
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.training.made_signals import save_signals
 TEXT = "the sea is wide and the hill is high. " * 6
 TRAIN = ["train", "reranker", "signals", "--index", "index", "--init", "bert"]
 TRAIN += ["--tokens", "12", "--steps", "8"]
-SETTINGS = ["--batch", "4", "--learning-rate", "0.01", "--evaluate-every", "3", "--checkpoint-every", "2"]
+SETTINGS = ["--batch", "4", "--learning-rate", "0.01", "--evaluate-every", "3"]
 READ = ["--lm", "ralm-tiny", "--index", "index"]
 RERANKED = ["--rerank", "predictive:cross_encoder=reranker,candidates=4"]
 SHORT = ["--max-length", "64", "--document-tokens", "16", "--stride", "16"]
@@ -73,16 +74,31 @@ def test_a_language_model_says_what_counts_beside_its_score(folder: Path) -> Non
         out=Path("r"),
         steps=2,
         best_step=1,
+        planned_steps=2,
         rank_weight=0.4,
         likelihood={"weight": 0.6, "decay": 8.0},
-        losses=[{"step": 1, "held_out_loss": 1.0}],
+        losses=[{"step": 1, "held_out_loss": None}],
         held_out=None,
     )
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_reranker(trained)
+    assert "no document was held out, which would say what was gained" in out.getvalue()
     assert (
         "beside its score, the rank counts 0.40 and the likelihood of the prefix's last tokens 0.60" in out.getvalue()
     )
+
+
+def test_a_budget_says_what_it_did_to_the_schedule(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr("ralm.training.run.time.perf_counter", lambda: float(next(seconds)))
+    answer = ralm(*TRAIN, *SETTINGS, "--held-out", "0", "--budget", "0.08", "--out", "planned")
+    assert answer.status == 0, answer.err
+    assert (
+        "--budget 0.08: 4 instead of 8 steps were planned, so the learning rate is highest (0.01) after 0,"
+        in answer.out
+    )
+    assert "no document was held out, which would say what was gained" in answer.out
+    assert "choose with" not in answer.out
 
 
 def test_it_is_used_where_passages_are_read(folder: Path) -> None:

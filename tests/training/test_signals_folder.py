@@ -13,8 +13,17 @@ import pytest
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import NO_PASSAGE
 from ralm.storage.manifest import write_manifest
+from ralm.training.gains import held_out_halves
 from ralm.training.options import TrainingOptions
-from ralm.training.signals import CANDIDATES, EXAMPLES, SIGNALS_KIND, open_signals, split_with_choice
+from ralm.training.signals import (
+    CANDIDATES,
+    EXAMPLES,
+    SIGNALS_KIND,
+    open_signals,
+    split_documents,
+    split_with_choice,
+    spread,
+)
 from tests.training.made_signals import save_signals
 
 
@@ -31,17 +40,63 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert signals.texts("prefix").to_pylist() == ["one", "two", "three"]
 
 
-def test_documents_are_held_out_whole(tmp_path: Path) -> None:
-    documents = [f"document {i % 20}" for i in range(200)]
-    signals = save_signals(tmp_path / "s", "i", ["x"] * 200, [[1]] * 200, [[-1.0]] * 200, documents=documents)
-    train, held = signals.split(0.25)
-    assert sorted([*train, *held]) == list(range(200))
-    assert not {documents[i] for i in train} & {documents[i] for i in held}
-    assert 0 < len(held) < 120
-    one_document = save_signals(tmp_path / "one", "i", ["x"] * 10, [[1]] * 10, [[-1.0]] * 10, documents=["d"] * 10)
-    train, held = one_document.split(0.2)
-    assert train.tolist() == list(range(8))
-    assert held.tolist() == [8, 9]
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.9])
+def test_the_share_of_documents_is_held_out_whole(share: float) -> None:
+    """So is about that share of the examples, though documents differ in size; every example is on one side."""
+    drawn = np.random.default_rng(0).choice(40, 2_000, p=np.arange(1, 41) / 820)
+    names = [f"document {number}" for number in drawn.tolist()]
+    shares = []
+    for seed in range(20):
+        training, held_out = split_documents(names, share, seed)
+        assert sorted([*training, *held_out]) == list(range(2_000))
+        held_out_names = {names[example] for example in held_out}
+        assert not held_out_names & {names[example] for example in training}
+        assert len(held_out_names) == round(share * len({*names}))
+        shares.append(len(held_out) / 2_000)
+    assert max(abs(np.array(shares) - share)) < 0.05
+    assert len(set(shares)) > 5, "the seed decides"
+
+
+def test_a_few_documents_are_on_one_side_each() -> None:
+    for count, sides in ((1, (1, 0)), (2, (1, 1)), (3, (1, 2)), (4, (2, 2))):
+        training, held_out = split_documents([f"d{n % count}" for n in range(3 * count)], 0.5, 0)
+        assert (len(training) // 3, len(held_out) // 3) == sides
+    assert [len(side) for side in split_documents(["a", "b"], 0.0, 0)] == [2, 0]
+
+
+@pytest.mark.parametrize(("documents", "said"), [(1, "of 1 document"), (2, "of 2 documents"), (9, "of 9 documents")])
+def test_fewer_than_ten_documents_are_not_split(tmp_path: Path, documents: int, said: str) -> None:
+    names = [f"document {n % documents}" for n in range(90)]
+    signals = save_signals(tmp_path / "s", "i", ["x"] * 90, [[1, 2]] * 90, [[-1.0, -2.0]] * 90, documents=names)
+    with pytest.raises(UsageError, match=rf"{said}, and holding some out needs at least 10: give more text"):
+        split_with_choice(signals, TrainingOptions(held_out=0.3))
+    training, held_out = split_with_choice(signals, TrainingOptions(held_out=0))
+    assert (len(training), len(held_out)) == (90, 0)
+
+
+def test_of_ten_documents_one_is_there_to_choose_by_and_one_to_test_on(tmp_path: Path) -> None:
+    names = [f"document {n}" for n in range(10)]
+    signals = save_signals(tmp_path / "s", "i", ["x"] * 10, [[1, 2]] * 10, [[-1.0, -2.0]] * 10, documents=names)
+    training, held_out = split_with_choice(signals, TrainingOptions(held_out=0.1))
+    assert (len(training), len(held_out)) == (8, 2)
+    assert [len(half) for half in held_out_halves(names, held_out, TrainingOptions())] == [1, 1]
+
+
+def test_every_document_is_used_before_any_is_used_twice() -> None:
+    names = ["long"] * 50 + [f"short {n}" for n in range(9)]
+    used = spread(np.arange(59), names, 12)
+    assert {names[example] for example in used} == {*names}
+    assert used.tolist() == sorted({*used.tolist()})
+    assert sum(names[example] == "long" for example in used) == 3
+    assert spread(np.arange(59), names, 100).tolist() == list(range(59))
+    assert spread(np.arange(0), names, 5).tolist() == []
+
+
+@pytest.mark.parametrize("impossible", [float("nan"), 0.5])
+def test_a_log_probability_that_cannot_be_is_one_sentence(tmp_path: Path, impossible: float) -> None:
+    means = [[-1.0, impossible], [-1.0, -2.0]]
+    with pytest.raises(DamagedFolderError, match="log-probability that is above 0 or not a number.*; measure the sig"):
+        save_signals(tmp_path / "s", "i", ["x"] * 2, [[1, 2]] * 2, means)
 
 
 def test_tables_that_do_not_belong_together(tmp_path: Path) -> None:
@@ -81,12 +136,6 @@ def test_signals_of_questions_are_named(tmp_path: Path) -> None:
     write_manifest(folder, kind=SIGNALS_KIND, settings={"config": config}, counts={})
     with pytest.raises(UsageError, match=r"holds signals of questions"):
         open_signals(folder)
-
-
-def test_one_example_is_too_few(tmp_path: Path) -> None:
-    signals = save_signals(tmp_path / "signals", "index", ["one"], [[7]], [[-1.0]])
-    with pytest.raises(UsageError, match="at least 2"):
-        signals.split(0.1)
 
 
 def test_impossible_continuations_are_not_trained_on(tmp_path: Path) -> None:

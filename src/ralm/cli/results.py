@@ -237,7 +237,11 @@ def _print_gains(trained: "Trained", rows: Mapping[str, str]) -> None:
     """Print gains on held-out documents, each in these words."""
     found = trained.held_out
     if found is None:
-        print_line("too few documents are held out to say what was gained")
+        is_any_held_out = any(row["held_out_loss"] is not None for row in trained.losses)
+        what = (
+            "too few documents are held out to say" if is_any_held_out else "no document was held out, which would say"
+        )
+        print_line(f"{what} what was gained")
         return
     examples = f"{found['examples']:,} held-out examples of {found['documents']:,} documents"
     print_line(f"gain on {examples}, in nats per token:")

@@ -5,9 +5,10 @@ signal_writer.py  writes it in parts, and resumes
 examples.py       samples examples from training text
 candidates.py     finds and scores candidates, also of examples that are scored during a training
 losses.py         the losses of both papers: In-Context RALM Eq. 9, and LSR of REPLUG
-loop.py           trains a model in steps, whatever its loss; checkpoints.py keeps what a killed training resumes from
-reranker.py       the predictive reranker; cross_encoder.py is its trainable model
-retriever.py      the query encoder alone or both encoders; encoders.py has the trainable models
+trainer.py        losses of numbered examples, and the trainers of sentence-transformers that lower them
+run.py            a training in its work folder: begun, planned, resumed and written
+reranker.py       the predictive reranker; cross_encoder.py has its loss
+retriever.py      the query encoder alone or both encoders; encoders.py has their losses
 refresh.py        encodes the passages again during a training
 gains.py          what rerankers and encoders gain on held-out documents
 statistics.py     what choosing among the candidates of signals can gain

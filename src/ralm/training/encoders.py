@@ -7,42 +7,43 @@ Letters of shapes: B examples, K candidates, D dimensions.
 import io
 import logging
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import JsonValue
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
 
-from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.search import Dense, PassageVectors, open_vectors
+from ralm.retrieval.dense.search import PassageVectors
 from ralm.retrieval.index import Index
-from ralm.retrieval.vectors import RemoteEncoding
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.terminal import no_progress
 from ralm.training.candidates import OnlineExamples
-from ralm.training.loop import TrainableModel, batch_of_step
 from ralm.training.losses import divergence_loss
-from ralm.training.options import LSROptions, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions
-from ralm.training.refresh import Versions
+from ralm.training.options import LSROptions, QueryEncoderOptions, RetrieverTrainingOptions
+from ralm.training.refresh import Refresh
 from ralm.training.signals import Signals
+from ralm.training.trainer import EncoderTrainer, ExampleLoss
 
 QUERIES_AT_ONCE: Final = 32
 """Queries in memory at once, with what their gradients need."""
 
 
-class TrainableQueryEncoder(TrainableModel):
-    """A query encoder, the signals that it learns from, and the vectors of their candidates."""
+class QueryEncoderLoss(ExampleLoss):
+    """LSR (REPLUG, Eq. 6) of a query encoder on signals and the vectors of their candidates."""
 
+    trainer = EncoderTrainer
     at_once = QUERIES_AT_ONCE
 
     def __init__(
         self, encoder: SentenceEncoder, signals: Signals, vectors: PassageVectors, options: QueryEncoderOptions
     ) -> None:
-        self.module = encoder.query_model.float()
+        super().__init__()
+        self.model = encoder.query_model.float()
         self.documents_E = signals.documents_E
         self._encoder = encoder
         self._signals = signals
@@ -51,7 +52,7 @@ class TrainableQueryEncoder(TrainableModel):
         self._texts = signals.texts(options.reads)
         self._lm_scores_EK = self._loss.lm_scores(signals.log_probs_EK, signals.tokens_E[:, None]).astype(np.float32)
 
-    def losses(self, examples_B: IntArray, _draws: np.random.Generator | None) -> torch.Tensor:
+    def losses(self, examples_B: IntArray) -> torch.Tensor:
         """KL(Q to P) of each example."""
         lm_scores_BK = self._lm_scores_EK[examples_B]
         return losses_of(self._scores(examples_B), lm_scores_BK, self._signals.passages_EK[examples_B], self._loss)
@@ -59,7 +60,7 @@ class TrainableQueryEncoder(TrainableModel):
     def scores(self, examples_E: IntArray) -> DoubleArray:
         """The scores (float64, E x K) of the candidates of examples; -inf where there is none."""
         parts = np.split(examples_E, range(QUERIES_AT_ONCE, len(examples_E), QUERIES_AT_ONCE))
-        self.module.eval()
+        self.model.eval()
         with torch.no_grad():
             return torch.cat([self._scores(part) for part in parts]).double().cpu().numpy()
 
@@ -92,8 +93,6 @@ def losses_of(
 
 _HELD_OUT: Final = "held-out.npz"
 _DAMAGED: Final = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile)
-_PROBES: Final = 64
-"""Queries whose hits are compared when new vectors replace old ones."""
 
 _logger = logging.getLogger(__name__)
 
@@ -106,38 +105,32 @@ class _Scored(NamedTuple):
     lm_scores_BK: FloatArray
 
 
-class TrainableEncoders(TrainableModel):
-    """The encoders of queries and passages, the examples, and the vectors of the passages that are searched.
+class EncodersLoss(ExampleLoss):
+    """LSR (REPLUG, Eq. 6) of the encoders of queries and passages on examples that a language model scores on the way.
 
-    `first`: the retriever over the vectors that the index has. Losses are computed for one example at a time, so what
-    is in memory is what the gradients of one query and its candidates need.
+    Losses are computed for one example at a time, so what is in memory is what the gradients of one query and its
+    candidates need. `refresh` has the retriever that finds the candidates, and encodes the passages again.
     """
+
+    trainer = EncoderTrainer
 
     def __init__(
         self,
         encoder: SentenceEncoder,
         examples: OnlineExamples,
         index: Index,
-        first: Dense,
-        training_E: IntArray,
+        refresh: Refresh,
         options: RetrieverTrainingOptions,
-        training: TrainingOptions,
-        ahead: RemoteEncoding | None = None,
     ) -> None:
-        self.module = _module(encoder)
+        super().__init__()
+        self.model = _module(encoder)
         self.documents_E = examples.documents_E
-        self.refreshes: list[JsonValue] = []
-        """For each time that the passages were encoded again: the step, and the share of the hits that stayed."""
-        self._version = 0
-        """The version of the vectors that are searched: the number of steps after which they were encoded."""
+        self.callbacks = [refresh]
+        self.refresh = refresh
         self._encoder = encoder
         self._examples = examples
         self._index = index
-        self._retriever = first
-        self._training_E = training_E
         self._options = options
-        self._training = training
-        self._ahead = ahead
         self._batch: _Scored
         self._held_out: _Scored
 
@@ -145,22 +138,16 @@ class TrainableEncoders(TrainableModel):
         """Score the candidates of the held-out examples, which stay the same, so that losses can be compared."""
         if len(held_out_E):
             self._held_out = self._load_or_score(work / _HELD_OUT, held_out_E)
-        self._versions = Versions(work, self._index, self._options.vectors, self._training.device, self._ahead)
-        self._versions.forget_after(step)
+        self.refresh.begin(work, step)
 
-    def begin_step(self, step: int) -> None:
-        """Encode the passages again if it is time, and search for the candidates of the batch."""
-        every = self._options.refresh_every
-        # at a checkpoint, so that a training that resumes has the weights of the version
-        at_checkpoint = step % self._training.checkpoint_every == 0
+    def begin_step(self, examples_B: IntArray) -> None:
+        """Search for the candidates of the batch, and score them."""
         with no_progress():  # the bar of the training is there already
-            if every is not None and at_checkpoint and step - self._version >= every:
-                self._refresh(step)
-            self._batch = self._score(np.unique(batch_of_step(self._training_E, step, self._training)))
+            self._batch = self._score(np.unique(examples_B))
 
-    def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
+    def losses(self, examples_B: IntArray) -> torch.Tensor:
         """KL(Q to P) of each example; 0 if it has fewer than two candidates."""
-        scored = self._held_out if draws is None else self._batch
+        scored = self._batch if self.in_step else self._held_out
         return torch.stack([self._loss(example, scored) for example in examples_B.tolist()])
 
     def save(self, folder: Path) -> None:
@@ -169,17 +156,15 @@ class TrainableEncoders(TrainableModel):
 
     def state(self) -> dict[str, JsonValue]:
         """The version that is searched, and the refreshes so far."""
-        return {"version": self._version, "refreshes": [*self.refreshes]}
+        return self.refresh.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Search the same version again, if it is still there."""
-        self.refreshes = state["refreshes"]
-        if state["version"] and self._versions.vectors(state["version"]).is_file():
-            self._retriever, self._version = self._open(state["version"]), state["version"]
+        """Search the same version again."""
+        self.refresh.restore(state)
 
     def _score(self, examples_B: IntArray) -> _Scored:
         """Retrieve candidates of examples, and score them."""
-        hits = self._examples.candidates(examples_B, self._retriever, self._options.candidates)
+        hits = self._examples.candidates(examples_B, self.refresh.retriever, self._options.candidates)
         scores_BK = self._examples.score(examples_B, hits, self._options.loss)
         return _Scored(examples_B, hits.numbers_QK, scores_BK.astype(np.float32))
 
@@ -210,34 +195,10 @@ class TrainableEncoders(TrainableModel):
         scores_1K = inner_products(query_1D, self._encoder.passage_tensor(passages)[None])
         return losses_of(scores_1K, lm_scores_K[there_K][None], passages_K[there_K][None], self._options.loss)[0]
 
-    def _refresh(self, step: int) -> None:
-        """Encode the passages with the encoders as they are, and search these vectors from now on."""
-        self._versions.make(step, self._encoder.save)
-        new = self._open(step)
-        queries = self._examples.queries(self._training_E[:_PROBES])
-        shared = overlap(self._retriever, new, queries, self._options.candidates)
-        self.refreshes.append({"step": step, "overlap": round(shared, 4)})
-        _logger.info(
-            "step %s: the passages were encoded again; %s of the hits are as before", f"{step:,}", f"{shared:.0%}"
-        )
-        self._retriever, self._version = new, step
 
-    def _open(self, version: int) -> Dense:
-        """The retriever over a version."""
-        file = self._versions.vectors(version)
-        return Dense(open_vectors(file, file, len(self._index.passages)), self._encoder)
-
-
-def overlap(one: Retriever, other: Retriever, queries: Sequence[str], k: int) -> float:
-    """The share of the first k passages of a retriever that another one has among its first k, over all queries."""
-    first_QK, second_QK = (retriever.retrieve(queries, k).numbers_QK for retriever in (one, other))
-    found_QK = first_QK != NO_PASSAGE
-    again_QK = (first_QK[:, :, None] == second_QK[:, None, :]).any(axis=2) & found_QK
-    return float(again_QK.sum() / max(1, found_QK.sum()))
-
-
-def _module(encoder: SentenceEncoder) -> torch.nn.Module:
-    """All weights that training changes, in float32."""
-    if encoder.passage_model is encoder.query_model:
-        return encoder.query_model.float()
-    return torch.nn.ModuleDict({"query": encoder.query_model.float(), "passage": encoder.passage_model.float()})
+def _module(encoder: SentenceEncoder) -> SentenceTransformer:
+    """A model with all weights that training changes, in float32."""
+    query, passage = encoder.query_model.float(), encoder.passage_model.float()
+    if passage is query:
+        return query
+    return SentenceTransformer(modules=[Router.for_query_document([*query], [*passage])], device=str(query.device))

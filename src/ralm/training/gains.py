@@ -15,7 +15,7 @@ from ralm.evaluation.intervals import Estimate, Units, estimate
 from ralm.reading.mixture import mix, similarity_log_weights
 from ralm.records import DoubleArray, IntArray
 from ralm.training.options import TrainingOptions
-from ralm.training.signals import Signals, evenly_spaced, split_documents
+from ralm.training.signals import Signals, split_documents, spread
 
 _TEMPERATURES: Final = 2.0 ** (np.arange(-10, 11) / 2)
 """Temperatures that are tried, in standard deviations of the scores."""
@@ -69,7 +69,8 @@ def held_out_halves(
     if len(held_out_E) > 1:
         split = split_documents([documents_E[example] for example in held_out_E.tolist()], 0.5, options.seed + 1)
         halves = held_out_E[split[0]], held_out_E[split[1]]
-    return evenly_spaced(halves[0], options.evaluated), evenly_spaced(halves[1], max(options.evaluated, most_tested))
+    most = options.evaluated, max(options.evaluated, most_tested)
+    return spread(halves[0], documents_E, most[0]), spread(halves[1], documents_E, most[1])
 
 
 def encoder_gains(

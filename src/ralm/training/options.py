@@ -18,7 +18,10 @@ Precision = Literal["float32", "bfloat16"]
 EncoderInput = Literal["query", "prefix"]
 LikelihoodSemantics = Literal["paper", "mean"]
 
-_PACKAGES: Final = ("torch", "transformers", "sentence_transformers", "safetensors", "faiss", "matplotlib")
+_PACKAGES: Final = (
+    *("torch", "transformers", "sentence_transformers", "safetensors", "faiss", "matplotlib"),
+    *("accelerate", "datasets"),
+)
 
 _HELD_OUT: Final = Needs("a `held_out` above 0", lambda options: options.held_out > 0)
 
@@ -27,26 +30,26 @@ _HELD_OUT: Final = Needs("a `held_out` above 0", lambda options: options.held_ou
 class TrainingOptions:
     """How a small model is trained.
 
-    After the first steps the time of a step is known; `budget` then lowers `steps` so that the rest fits. The learning
-    rate rises to its peak over the share `warmup` of the steps and falls to 0 at the last one. Weights are
-    float32 whatever the `precision`; bfloat16 is much slower on CPUs without instructions for it. Raises UsageError if
-    a value is out of range.
+    The learning rate rises to its peak over the share `warmup` of the steps and falls to 0 at the last one. A training
+    repeats bit for bit on a CPU with as many threads, unless `budget` is set: the time of a few steps, which are tried
+    first, then decides how many are planned. Weights are float32 whatever the `precision`; bfloat16 is much slower on
+    CPUs without instructions for it. Raises UsageError if a value is out of range.
     """
 
     steps: Annotated[int, Option("Most optimiser steps.")] = 10_000
     budget: Annotated[
-        float, Option("Minutes for all steps and evaluations: fewer steps if more would not fit; 0: no limit.")
-    ] = 60.0
+        float,
+        Option("Minutes for all steps and evaluations: fewer are planned if `steps` would not fit; 0: no limit."),
+    ] = 0.0
     batch: Annotated[int, Option("Examples per step.")] = 32
     learning_rate: Annotated[float, Option("Peak learning rate.", above=True)] = 1e-5
     warmup: Annotated[float, Option("Share of the steps in which the learning rate rises.", maximum=1)] = 0.1
     held_out: Annotated[
-        float, Option("Share of the examples, whole documents, held out for evaluation; 0: no evaluation.", maximum=0.9)
+        float, Option("Share of the documents, at least two, held out for evaluation; 0: no evaluation.", maximum=0.9)
     ] = 0.1
     evaluated: Annotated[int, Option("Most held-out examples that an evaluation reads.", needs=_HELD_OUT)] = 256
-    evaluate_every: Annotated[int, Option("Steps between evaluations.")] = 100
+    evaluate_every: Annotated[int, Option("Steps between evaluations, and between checkpoints.")] = 100
     patience: Annotated[int, Option("Stop after this many evaluations without a lower loss.", needs=_HELD_OUT)] = 5
-    checkpoint_every: Annotated[int, Option("Steps between checkpoints.")] = 100
     precision: Annotated[
         Precision, Option("Number format of the computation; bfloat16 is for GPUs, and CPUs with AVX512-BF16 or AMX.")
     ] = "float32"
@@ -56,7 +59,9 @@ class TrainingOptions:
     seed: Annotated[
         int, Option("Seed of the order of examples, of new weights and of dropout.", minimum=0, maximum=MAX_SEED)
     ] = 0
-    device: Annotated[str, Option("Where to train: cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto"
+    device: Annotated[str, Option("Where to train: cpu, cuda (the first GPU), or auto (a GPU if there is one).")] = (
+        "auto"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -249,12 +254,14 @@ class CandidateOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The outcome of a training, written to the folder `out`: `steps` were done, and the weights after `best_step` were
-    kept. `losses`: a row for each evaluation, as in losses.csv. `held_out`: what the training gained on held-out
-    documents, by `encoder_gains` or `reranker_gains` of `ralm.training.gains`; None if too few were held out."""
+    """The outcome of a training, written to the folder `out`: `steps` were done, of `planned_steps` by which learning
+    rates rose and fell, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
+    losses.csv. `held_out`: what the training gained on held-out documents, by `encoder_gains` or `reranker_gains` of
+    `ralm.training.gains`; None if too few were held out."""
 
     out: Path
     steps: int
     best_step: int
     losses: Sequence[dict[str, Any]]
+    planned_steps: int
     held_out: dict[str, Any] | None = None

@@ -59,9 +59,9 @@ def train_reranker(
     development_E, tested_E = held_out_halves(signals.documents_E, held_out_E, options)
     with training_extra():
         from ralm.reranking.cross_encoder import load_pair_model
-        from ralm.training import cross_encoder, loop
+        from ralm.training import cross_encoder, run
     check_output(Path(out), kind=RERANKER_KIND, force=force)
-    with loop.own_randomness(options.seed):
+    with run.own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
         config: dict[str, JsonValue] = {
             "signals": {
@@ -72,14 +72,14 @@ def train_reranker(
             "training": asdict(options),
             "reading": {name: value for name, value in asdict(reading).items() if name != "pairs"},
         }
-        trainable = cross_encoder.TrainableCrossEncoder(model, signals, index.passages, reading, fitted_to=training_E)
+        trainable = cross_encoder.CrossEncoderLoss(model, signals, index.passages, reading, fitted_to=training_E)
 
         before_E = trainable.choices(tested_E)
 
         def results() -> dict[str, JsonValue]:
             return {"held_out": reranker_gains(signals, tested_E, before_E, trainable.choices(tested_E))}
 
-        trained = loop.train(
+        trained = run.train(
             trainable, out, RERANKER_KIND, config, training_E, development_E, options, results=results, force=force
         )
     likelihood = None if model.likelihood is None else asdict(model.likelihood)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import FolderError, RalmWarning, UsageError
+from ralm.errors import FolderError, RalmWarning
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR, is_trained, load_encoder, trained_options
 from ralm.retrieval.index import Index, open_index
@@ -31,7 +31,7 @@ from ralm.training.options import (
     TrainingOptions,
     training_extra,
 )
-from ralm.training.signals import Signals, index_of, open_signals, split_documents, split_with_choice
+from ralm.training.signals import Signals, index_of, open_signals, split_for_training, split_with_choice
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.encoder import SentenceEncoder
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _MOST_TESTED: Final = 1000
 """The most held-out examples of signals that say what was gained."""
+_PROBES: Final = 64
+"""Queries whose hits are compared when new vectors replace old ones."""
 _ADVICE: Final = "begin from the encoder that made the vectors, or from a query encoder that was trained for them."
 
 
@@ -82,15 +84,15 @@ def train_query_encoder(
     training_E, held_out_E = split_with_choice(signals, training)
     development_E, tested_E = held_out_halves(signals.documents_E, held_out_E, training, _MOST_TESTED)
     with training_extra():
-        from ralm.training.encoders import TrainableQueryEncoder
-        from ralm.training.loop import own_randomness, train
+        from ralm.training.encoders import QueryEncoderLoss
+        from ralm.training.run import own_randomness, train
     check_output(Path(out), kind=ENCODER_KIND, force=force)
     vectors = index.passage_vectors(options.vectors)
     with own_randomness(training.seed):
         encoder = _query_encoder(index, chosen, vectors.dimension, options, training.device)
         config = _config(index, chosen, encoder, training)
         config |= {"signals": signals.fingerprint, "options": asdict(options)}
-        trainable = TrainableQueryEncoder(encoder, signals, vectors, options)
+        trainable = QueryEncoderLoss(encoder, signals, vectors, options)
         read_E = np.concatenate([development_E, tested_E])
         before_EK = trainable.scores(read_E) if len(tested_E) else None
 
@@ -161,14 +163,13 @@ def train_retriever(
     chosen = index.vector_sets.get(options.vectors, index.path)
     name = options.save_as or Path(out).resolve().name
     check_can_add(index, name, force=force)
-    training_E, held_out_E = split_documents(examples.documents_E, training.held_out, training.seed)
+    training_E, held_out_E = split_for_training(examples.documents_E, training)
     development_E, tested_E = held_out_halves(examples.documents_E, held_out_E, training)
-    if not len(training_E):
-        raise UsageError("there are no examples to train on: give more text, or hold out less.")
     with training_extra():
         from ralm.retrieval.dense.encoder import SentenceEncoder
-        from ralm.training.encoders import TrainableEncoders
-        from ralm.training.loop import own_randomness, read_trained, train
+        from ralm.training.encoders import EncodersLoss
+        from ralm.training.refresh import Refresh
+        from ralm.training.run import own_randomness, read_trained, train
     if force or not is_trained(Path(out)):
         check_output(Path(out), kind=ENCODER_KIND, force=force)
     named = index.encoder_options(options.vectors)
@@ -196,13 +197,15 @@ def train_retriever(
         if trained is not None:  # it was killed while it encoded the passages
             recover(Path(out).resolve())
         else:
-            trainable = TrainableEncoders(encoder, examples, index, first, training_E, options, training, ahead)
+            probes = examples.queries(training_E[:_PROBES])
+            refresh = Refresh(encoder, index, first, probes, options, training.device, ahead)
+            loss = EncodersLoss(encoder, examples, index, refresh, options)
 
             def results() -> dict[str, JsonValue]:
-                return {"refreshes": [*trainable.refreshes]}
+                return {"refreshes": [*refresh.refreshes]}
 
             trained = train(
-                trainable, out, ENCODER_KIND, config, training_E, development_E, training, results=results, force=force
+                loss, out, ENCODER_KIND, config, training_E, development_E, training, results=results, force=force
             )
     add_vectors(index.path, tuned(), chosen.options, name=name, default=False, force=force, ahead=ahead)
     recorded: Any = read_manifest(Path(out), kind=ENCODER_KIND).settings["results"]

@@ -39,6 +39,10 @@ EXAMPLES: Final = "examples.parquet"
 CANDIDATES: Final = "candidates"
 INDEX_PATH: Final = "index_path"
 """The key of the configuration that says where the index was."""
+_ROUNDING: Final = 1e-3
+"""How far the rounding of a model may lift the log-probability of a continuation above 0."""
+_FEWEST_DOCUMENTS: Final = 10
+"""Fewer documents than these are not split."""
 _REMEDY: Final = "measure the signals again"
 _MAY_DIFFER: Final = (
     *("text.", "retriever", INDEX_PATH, "examples.examples", "examples.seed"),
@@ -166,24 +170,30 @@ class Signals:
                 first += pq.read_metadata(one.path / EXAMPLES).num_rows
         return pa.concat_tables(tables)
 
-    def split(self, held_out: float, seed: int = 0) -> tuple[IntArray, IntArray]:
-        """The examples to train with and the examples to hold out (int64, rising), about the share `held_out`.
-
-        Whole documents are held out. If that leaves one side empty, because there are few documents, the last examples
-        are held out. Raises UsageError if there are not enough examples.
-        """
-        if len(self) < 2:
-            raise UsageError(f"{self.description} has {len(self)} examples; training needs at least 2: measure more.")
-        return split_documents(self.documents_E, held_out, seed)
-
 
 def split_documents(documents_E: Sequence[str], held_out: float, seed: int) -> tuple[IntArray, IntArray]:
-    """The split of `Signals.split` for examples from these documents."""
-    kept_back = {one for one in set(documents_E) if _draw(f"{seed} {one}") < held_out}
-    out_E = np.array([one in kept_back for one in documents_E])
-    if held_out > 0 and (out_E.all() or not out_E.any()):
-        out_E = np.arange(len(out_E)) >= len(out_E) - max(1, round(held_out * len(out_E)))
+    """Return the examples to train with and those to hold out (int64, rising), from examples of these documents.
+
+    The share `held_out` of the documents is held out, at least one if it is above 0 and one is left. They are drawn
+    from all sizes alike: sorted by their examples, one of each group of neighbours. So the share of the examples is
+    about the same.
+    """
+    document_E = _numbers(documents_E)
+    sizes_D = np.bincount(document_E)
+    count = min(max(1, round(held_out * len(sizes_D))), len(sizes_D) - 1) if held_out > 0 else 0
+    if count <= 0:
+        return np.arange(len(document_E)), np.arange(0)
+    draws = np.random.default_rng([seed, 3])
+    shuffled_D = draws.permutation(len(sizes_D))
+    by_size_D = shuffled_D[np.argsort(sizes_D[shuffled_D], kind="stable")]
+    ends = np.linspace(0, len(sizes_D), count + 1).astype(int)[1:-1]
+    out_E = np.isin(document_E, [draws.choice(group_D) for group_D in np.split(by_size_D, ends)])
     return np.flatnonzero(~out_E), np.flatnonzero(out_E)
+
+
+def _numbers(documents_E: Sequence[str]) -> IntArray:
+    """The number of the document of each example, in the order of their first examples."""
+    return pa.array(documents_E, pa.string()).dictionary_encode().indices.to_numpy().astype(np.int64)
 
 
 def is_signals(path: Path) -> bool:
@@ -264,23 +274,45 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
 
 
 def split_with_choice(signals: Signals, options: TrainingOptions) -> tuple[IntArray, IntArray]:
-    """Return what `Signals.split` gives, without examples of fewer than two candidates, which leave no choice, and
-    those with a log-probability of -inf; UsageError if too few are left to train with, or to hold out."""
-    used_E = signals.has_choice_E & signals.is_possible_E
-    split = signals.split(options.held_out, options.seed)
-    training_E, held_out_E = (part[used_E[part]] for part in split)
-    if not len(training_E) or (options.held_out > 0 and not len(held_out_E)):
+    """Return what `split_for_training` gives, without examples of fewer than two candidates, which leave no choice, and
+    those with a log-probability of -inf. Raises UsageError if too few are left."""
+    used_E = np.flatnonzero(signals.has_choice_E & signals.is_possible_E)
+    what = (
+        f"of the {len(signals):,} examples in {signals.description} only {len(used_E):,} have two candidates or more "
+        "and finite log-probabilities"
+    )
+    if not len(used_E):
+        raise UsageError(f"{what}: measure more.")
+    documents = [signals.documents_E[example] for example in used_E.tolist()]
+    training, held_out = split_for_training(documents, options, what)
+    return used_E[training], used_E[held_out]
+
+
+def split_for_training(
+    documents_E: Sequence[str], options: TrainingOptions, what: str = "there are too few examples"
+) -> tuple[IntArray, IntArray]:
+    """Return the examples to train with and those to hold out, whole documents. Raises UsageError if some of
+    fewer than ten documents are to be held out."""
+    count = len({*documents_E})
+    if options.held_out > 0 and count < _FEWEST_DOCUMENTS:
         raise UsageError(
-            f"of the {len(signals):,} examples in {signals.description} only {int(np.sum(used_E)):,} have two "
-            "candidates or more and finite log-probabilities, too few to train with and to hold some out: measure more."
+            f"{what}, of {count} document{'s' * (count != 1)}, and holding some out needs at least "
+            f"{_FEWEST_DOCUMENTS}: give more text, or fewer examples of a sequence (`per_sequence`), or train without "
+            "saying what it gains (`held_out` 0)."
         )
-    return training_E, held_out_E
+    share = max(options.held_out, 2 / count) if options.held_out else 0.0  # one to choose by, one to test on
+    return split_documents(documents_E, share, options.seed)
 
 
-def evenly_spaced(examples_E: IntArray, max_count: int) -> IntArray:
-    """At most `max_count` of the examples, evenly spread."""
-    count = min(max_count, len(examples_E))
-    return examples_E[np.linspace(0, len(examples_E) - 1, count).astype(np.int64)]
+def spread(examples_E: IntArray, documents_E: Sequence[str], max_count: int) -> IntArray:
+    """At most `max_count` of the examples, rising: one of each document, then a second one of each, and so on.
+    `documents_E` are the documents of all examples."""
+    shuffled_E = np.random.default_rng(0).permutation(examples_E)
+    document_E = _numbers([documents_E[example] for example in shuffled_E.tolist()])
+    sizes_D = np.bincount(document_E)
+    turn_E = np.empty(len(document_E), dtype=np.int64)
+    turn_E[np.argsort(document_E, kind="stable")] = np.concatenate([*map(np.arange, sizes_D), np.arange(0)])
+    return np.sort(shuffled_E[np.argsort(turn_E, kind="stable")[:max_count]])
 
 
 def _open(path: Path) -> Signals:
@@ -298,6 +330,8 @@ def _open(path: Path) -> Signals:
         in_order = np.array_equal(example[is_baseline], np.arange(len(tokens_E))) and (np.diff(example) >= 0).all()
         if not in_order or not np.array_equal(count, tokens_E[example]):
             raise ValueError("its tables do not belong together")
+        if not (total <= _ROUNDING).all():  # nor is it where one is not a number
+            raise ValueError("it has a log-probability that is above 0 or not a number")
     of = example[~is_baseline]
     counts_E = np.bincount(of, minlength=len(tokens_E))
     places = of, np.arange(len(of)) - np.repeat(np.cumsum(counts_E) - counts_E, counts_E)
@@ -330,8 +364,3 @@ def _read_totals(file: Path) -> pa.Table:
     flat = log_probs.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
     totals = np.add.reduceat(flat, begins) if len(begins) else np.zeros(0)
     return table.drop_columns(["log_probs"]).append_column("total", [totals]).append_column("count", [counts])
-
-
-def _draw(text: str) -> float:
-    """A number from 0 to 1 that depends on a text alone."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,48 +14,57 @@ import pyarrow.csv
 import pytest
 import torch
 
-from ralm.errors import FolderExistsError, ModelError, RalmWarning, StorageError, UsageError
+from ralm.errors import DamagedFolderError, FolderExistsError, ModelError, RalmWarning, StorageError, UsageError
 from ralm.records import IntArray
 from ralm.runs.resume import unfinished_run
-from ralm.storage.manifest import read_manifest
+from ralm.storage.manifest import Manifest, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind
-from ralm.training.checkpoints import Checkpoint, Checkpoints
-from ralm.training.loop import LOSSES, PLOT, TrainableModel, batch_of_step, learning_rate, own_randomness, train
+from ralm.training import run, trainer
 from ralm.training.options import Trained, TrainingOptions
+from ralm.training.run import LOSSES, PLOT, own_randomness, reading_order, train
+from ralm.training.trainer import EncoderTrainer, ExampleLoss
 
 KIND = FolderKind("line")
 EXAMPLES = np.arange(40)
 TRAINING_E, HELD_OUT_E = EXAMPLES[:30], EXAMPLES[30:]
-OPTIONS = TrainingOptions(steps=30, batch=6, learning_rate=0.1, evaluate_every=5, checkpoint_every=4, patience=30)
+OPTIONS = TrainingOptions(steps=30, batch=6, learning_rate=0.1, evaluate_every=4, patience=30)
 
 
-class Line(TrainableModel):
+class Layers(torch.nn.Sequential):
+    """Layers that know where they are, as the models of sentence-transformers do."""
+
+    device = torch.device("cpu")
+
+
+class Line(ExampleLoss):
     """Learns y = 3 x - 1 with dropout; `stop` ends it before a step as a signal would."""
 
+    trainer = EncoderTrainer
     at_once = 4
 
     def __init__(self, stop: int | None = None, nan: int | None = None, dropout: float = 0.2) -> None:
-        self.module = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(dropout), torch.nn.Linear(8, 1))
+        super().__init__()
+        self.model = Layers(torch.nn.Linear(1, 8), torch.nn.Dropout(dropout), torch.nn.Linear(8, 1))
         self.documents_E = [f"d{example}" for example in EXAMPLES]
         self.stop, self.nan, self.begun = stop, nan, 0
 
-    def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
+    def losses(self, examples_B: IntArray) -> torch.Tensor:
         x = torch.tensor(examples_B / 40, dtype=torch.float32)
-        noise = 0 if draws is None else torch.tensor(draws.normal(0, 0.01, len(x)), dtype=torch.float32)
-        losses = (self.module(x[:, None])[:, 0] - (3 * x - 1 + noise)) ** 2
+        noise = torch.rand(len(x)) / 100 if self.in_step else 0
+        losses = (self.model(x[:, None])[:, 0] - (3 * x - 1 + noise)) ** 2
         return torch.where(torch.tensor(examples_B == self.nan), torch.nan, losses)
 
     def save(self, folder: Path) -> None:
         (folder / "weights.json").write_text(json.dumps(self.weights()))
 
     def weights(self) -> list[Any]:
-        return [one.tolist() for one in self.module.state_dict().values()]
+        return [one.tolist() for one in self.model.state_dict().values()]
 
     def vector(self) -> torch.Tensor:
-        return torch.nn.utils.parameters_to_vector(self.module.parameters()).detach()
+        return torch.nn.utils.parameters_to_vector(self.model.parameters()).detach()
 
-    def begin_step(self, step: int) -> None:
-        if step == self.stop:
+    def begin_step(self, examples_B: IntArray) -> None:
+        if self.begun == self.stop:
             raise KeyboardInterrupt
         self.begun += 1
 
@@ -90,7 +100,7 @@ def same_weights_as_undisturbed(folder: Path) -> None:
 def test_a_folder_with_the_model_its_losses_and_a_plot(tmp_path: Path) -> None:
     _, result = trained(tmp_path / "out")
     table = pyarrow.csv.read_csv(tmp_path / "out" / LOSSES)
-    assert table["step"].to_pylist() == [0, 5, 10, 15, 20, 25, 30]
+    assert table["step"].to_pylist() == [0, 4, 8, 12, 16, 20, 24, 28, 30]
     assert table["training_loss"].to_pylist()[0] is None
     held_out = table["held_out_loss"].to_pylist()
     assert min(held_out) == held_out_loss(result, result.best_step) < held_out[0] / 4
@@ -135,7 +145,7 @@ def test_a_lower_precision_trains_too(tmp_path: Path) -> None:
     exact, _ = trained(tmp_path / "exact", replace(OPTIONS, steps=5))
     student, result = trained(tmp_path / "lower", replace(OPTIONS, steps=5, precision="bfloat16"))
     assert result.losses[-1]["held_out_loss"] is not None
-    assert {one.dtype for one in student.module.parameters()} == {torch.float32}
+    assert {one.dtype for one in student.model.parameters()} == {torch.float32}
     assert not torch.equal(student.vector(), exact.vector())
     torch.testing.assert_close(student.vector(), exact.vector(), rtol=0.1, atol=0.1)
 
@@ -155,38 +165,44 @@ def test_it_stops_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
     assert result.steps == result.best_step + 3 < 500
     assert best == min(row["held_out_loss"] for row in result.losses)
     with torch.no_grad():
-        assert float(student.losses(HELD_OUT_E, None).mean()) == pytest.approx(best)
+        assert float(student.losses(HELD_OUT_E).mean()) == pytest.approx(best)
 
 
 def test_a_budget_plans_fewer_steps_that_a_killed_training_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step and an evaluation take a second each, and every fifth step is evaluated: ten fit into 12 seconds."""
-    options = replace(OPTIONS, budget=0.2, checkpoint_every=2)
+    """Three steps and an evaluation take a second each, and every fifth step is evaluated: ten fit beside those."""
+    options = replace(OPTIONS, budget=7.5 / 60, evaluate_every=5)
     seconds = itertools.count()
-    monkeypatch.setattr("ralm.training.loop.time.perf_counter", lambda: float(next(seconds)))
-    with caplog.at_level("INFO"):
-        _, result = trained(tmp_path / "whole", options)
-    assert result.steps == 10
-    assert result.losses[-1]["learning_rate"] == learning_rate(9, options, 10) < 0.02
-    assert "10 instead of 30 steps fit into 0.2 minutes, at 1.2 seconds each" in caplog.text
+    monkeypatch.setattr("ralm.training.run.time.perf_counter", lambda: float(next(seconds)))
+    _, result = trained(tmp_path / "whole", options)
+    assert (result.steps, result.planned_steps) == (10, 10)
+    assert result.losses[-1]["learning_rate"] == pytest.approx(0.1 / 9)
+    assert read_manifest(tmp_path / "whole", kind=KIND).settings["results"] == {"planned_steps": 10}
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "killed", options, stop=7)
-    monkeypatch.setattr("ralm.training.loop.time.perf_counter", lambda: 0.0)
+        trained(tmp_path / "killed", options, stop=3 + 7)
+    monkeypatch.setattr("ralm.training.run.time.perf_counter", lambda: 0.0)
     _, again = trained(tmp_path / "killed", options)
     assert again.losses == result.losses
     _, unbounded = trained(tmp_path / "unbounded", replace(options, budget=0))
-    assert unbounded.steps == 30
+    assert (unbounded.steps, unbounded.planned_steps) == (30, 30)
 
 
 def test_a_budget_that_has_no_room_for_one_step_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(step=90.0)
-    monkeypatch.setattr("ralm.training.loop.time.perf_counter", lambda: next(seconds))
+    monkeypatch.setattr("ralm.training.run.time.perf_counter", lambda: next(seconds))
     with pytest.raises(
-        UsageError, match=r"`budget` 1 minutes has no room for one step, which takes 1\d\d\.\d seconds: give at least"
+        UsageError, match=r"`budget` 1 minutes has no room for one step, which takes 30\.9 seconds, after the 3"
     ):
-        trained(tmp_path / "out", replace(OPTIONS, budget=1.0))
+        trained(tmp_path / "out", replace(OPTIONS, budget=1.0, evaluate_every=100))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_trial_of_a_budget_leaves_no_trace(tmp_path: Path) -> None:
+    """Where all steps fit, weights are those of a training without budget."""
+    bounded, _ = trained(tmp_path / "bounded", replace(OPTIONS, budget=100))
+    unbounded, _ = trained(tmp_path / "unbounded")
+    assert bounded.weights() == unbounded.weights()
 
 
 def test_a_training_that_does_not_help_is_reported(tmp_path: Path) -> None:
@@ -199,7 +215,7 @@ def test_a_training_that_does_not_help_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_a_number_names_the_example_and_leaves_the_checkpoint(tmp_path: Path) -> None:
-    steps = [batch_of_step(TRAINING_E, step, OPTIONS).tolist() for step in range(30)]
+    steps = batches()
     example = next(one for one in range(30) if not any(one in batch for batch in steps[:4]))
     first = next(place for place, batch in enumerate(steps, 1) if example in batch)
     named = rf"the loss of example {example} \(document 'd{example}'\) is nan in step {first}"
@@ -227,6 +243,14 @@ def test_one_training_per_folder_and_with_the_same_settings(tmp_path: Path) -> N
         trained(tmp_path / "out")
 
 
+def test_another_gpu_than_the_first_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Layers, "device", torch.device("cuda:2"))
+    with pytest.raises(
+        UsageError, match="the first GPU that they see, not cuda:2: set CUDA_VISIBLE_DEVICES=2, and give"
+    ):
+        trained(tmp_path / "out")
+
+
 def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,51 +258,105 @@ def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_loses_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     kept: list[int] = []
-    write = Checkpoints.save
+    write = write_manifest
 
-    def save(self: Checkpoints, checkpoint: Checkpoint) -> None:
-        if checkpoint.step == 12:
+    def save(folder: Path, **what: Any) -> Manifest:
+        if folder.name == "checkpoint-12":
             monkeypatch.setattr("ralm.storage.atomic.os.fsync", full)
-        kept.append(checkpoint.step)
-        write(self, checkpoint)
+        kept.append(what["counts"]["step"])
+        return write(folder, **what)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Checkpoints, "save", save)
+        patched.setattr(trainer, "write_manifest", save)
         with pytest.raises(StorageError, match="no space left on the disk while writing .*checkpoint-12"):
             trained(tmp_path / "out")
     monkeypatch.undo()
     assert kept == [4, 8, 12]
-    assert not list((tmp_path / "out.unfinished").glob("*.partial"))
+    assert not (tmp_path / "out.unfinished" / "checkpoint-12").exists()
     same_weights_as_undisturbed(tmp_path)
 
 
+def test_a_disk_that_is_full_while_torch_writes_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("torch.save", fail)
+        with pytest.raises(
+            StorageError, match=r"checkpoint-4 cannot be written \(PytorchStreamWriter failed .*\): free"
+        ):
+            trained(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
 def test_checkpoints_are_whole_or_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept = Checkpoints(tmp_path)
-    for step in (1, 2, 3):
-        kept.save(Checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}))
-    assert len(list(tmp_path.iterdir())) == 2
-    last = next(tmp_path.glob("checkpoint-3-*"))
-    last.write_bytes(last.read_bytes()[:-1] + b"x")
-    (tmp_path / (last.name + ".partial")).write_bytes(b"half")
-    found = Checkpoints(tmp_path).latest()
-    assert found is not None
-    assert (found.step, found.facts) == (2, {"step": 2})
-    assert found.tensors["w"].tolist() == [2.0, 2.0]
-    assert caplog.messages == [f"{last} is damaged: an earlier checkpoint is used, or the training begins again."]
-    assert not list(tmp_path.glob("*.partial"))
-    next(tmp_path.glob("checkpoint-2-*")).unlink()
-    assert Checkpoints(tmp_path).latest() is None
+    """One that was damaged, or not ended, is left out: the training goes on from an earlier one, to the same end."""
+    work = tmp_path / "out.unfinished"
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "out", stop=14)
+    kept = sorted(folder.name for folder in work.glob("checkpoint-*"))
+    assert kept == ["checkpoint-12", "checkpoint-4", "checkpoint-8"]
+    shutil.copytree(work / "checkpoint-12", work / "checkpoint-16")
+    (work / "checkpoint-16" / "manifest.json").unlink()
+    damaged = work / "checkpoint-12" / "optimizer.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    caplog.set_level(logging.INFO, logger="ralm")
+    same_weights_as_undisturbed(tmp_path)
+    message = f"{work / 'checkpoint-12'} is damaged: an earlier checkpoint is used, or the training begins again."
+    assert message in caplog.messages
+    assert "resuming a training that was stopped: 8 steps were done before" in caplog.messages
+    assert "checkpoint-16" not in caplog.text
+
+
+def test_best_weights_that_were_damaged_are_one_sentence(tmp_path: Path) -> None:
+    """They are not the last ones, from which the training goes on."""
+    options = TrainingOptions(steps=500, batch=6, learning_rate=0.5, evaluate_every=1, patience=3, warmup=0)
+    _, expected = trained(tmp_path / "whole", options)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "out", options, stop=expected.best_step + 2)
+    weights = tmp_path / "out.unfinished" / f"checkpoint-{expected.best_step}" / "model.safetensors"
+    weights.write_bytes(b"nothing")
+    with pytest.raises(DamagedFolderError, match=rf"{weights.parent} is damaged: model.safetensors has 7 bytes"):
+        trained(tmp_path / "out", options)
+
+
+def test_a_training_that_was_moved_or_had_stopped_early_ends_as_an_undisturbed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = TrainingOptions(steps=500, batch=6, learning_rate=0.5, evaluate_every=1, patience=3, warmup=0)
+    _, expected = trained(tmp_path / "whole", options)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "_draw_losses", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / "out", options)
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "out.unfinished").rename(tmp_path / "moved" / "out.unfinished")
+    line, result = trained(tmp_path / "moved" / "out", options)
+    assert replace(result, out=expected.out) == expected
+    assert line.weights() == json.loads((tmp_path / "whole" / "weights.json").read_text())
+
+
+def batches() -> list[list[int]]:
+    order: list[list[int]] = reading_order(TRAINING_E, 180, OPTIONS.seed).reshape(30, 6).tolist()
+    return order
 
 
 def test_every_example_is_read_once_a_round_in_another_order() -> None:
-    batches = [batch_of_step(TRAINING_E, step, OPTIONS) for step in range(10)]
-    rounds = np.concatenate(batches).reshape(2, 30)
+    rounds = np.concatenate(batches()).reshape(6, 30)
     for one in rounds:
         assert sorted(one.tolist()) == list(range(30))
     assert rounds[0].tolist() != rounds[1].tolist()
 
 
-def test_the_learning_rate_rises_and_falls() -> None:
-    options = TrainingOptions(steps=10, warmup=0.2, learning_rate=1.0)
-    rates = [learning_rate(step, options, 10) for step in range(10)]
-    np.testing.assert_allclose(rates, [0.5, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
+def test_the_learning_rate_rises_and_falls(tmp_path: Path) -> None:
+    options = replace(OPTIONS, steps=10, warmup=0.2, learning_rate=1.0, evaluate_every=1)
+    _, result = trained(tmp_path / "out", options)
+    before, *rates = (row["learning_rate"] for row in result.losses)
+    assert before is None
+    np.testing.assert_allclose(rates, [0, 0.5, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])

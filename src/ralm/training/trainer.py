@@ -1,0 +1,291 @@
+"""Losses of numbered examples, and the trainers of sentence-transformers that lower them: encoders and cross-encoders.
+
+The trainers own optimiser, schedule, evaluation, early stopping and checkpoints. Their data are numbers of examples, in
+the order of all steps; a loss reads texts and candidates itself, since these may depend on the weights of the moment.
+Letters of shapes: E all examples, B those of a batch, S steps.
+"""
+
+import logging
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+import torch
+from datasets import Dataset
+from pydantic import JsonValue
+from safetensors.torch import load, save
+from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers.base.sampler import DefaultBatchSampler
+from sentence_transformers.cross_encoder import CrossEncoderTrainer
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import SequentialSampler
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
+
+from ralm.errors import FolderError, StorageError, short_message
+from ralm.records import IntArray
+from ralm.storage.atomic import storage_errors, sync
+from ralm.storage.manifest import Manifest, check_every_byte, read_manifest, write_manifest
+from ralm.storage.outputs import MANIFEST, FolderKind
+from ralm.terminal import Advance
+from ralm.training.options import TrainingOptions
+
+_CHECKPOINT: Final = FolderKind("checkpoint")
+_KEPT: Final = 3
+"""Checkpoints on disk: the last two, and the best."""
+_WEIGHTS: Final = "model.safetensors"
+
+_logger = logging.getLogger(__name__)
+
+
+class NotFiniteError(Exception):
+    """A loss or a gradient is not finite."""
+
+
+class ExampleLoss(torch.nn.Module, ABC):
+    """A loss of numbered examples, which are from the documents with the ids `documents_E`, as the trainers call it.
+
+    `model` has all weights that training changes. A step accumulates the gradient of a batch over parts of at most
+    `at_once` examples. The trainer calls `callbacks` too. `in_step` tells a step from an evaluation.
+    """
+
+    trainer: "ClassVar[type[EncoderTrainer] | type[RerankerTrainer]]"
+    model: Any
+    documents_E: Sequence[str]
+    at_once: int = 1
+    callbacks: Sequence[TrainerCallback] = ()
+    in_step: bool = False
+
+    @abstractmethod
+    def losses(self, examples_B: IntArray) -> torch.Tensor:
+        """The loss (float32, B) of each example. Only in a step may it depend on random numbers, which are torch's."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the trained model into a new folder."""
+
+    def begin(self, work: Path, held_out_E: IntArray, step: int) -> None:
+        """Prepare a training that begins, or resumes after this step, and keeps what it needs in the folder `work`. The
+        weights are still those that the training began with."""
+
+    def begin_step(self, examples_B: IntArray) -> None:
+        """Prepare a step on a whole batch."""
+
+    def state(self) -> dict[str, JsonValue]:
+        """What a checkpoint must hold besides the weights."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
+
+    def forward(self, _features: object, examples_B: torch.Tensor, **_unused: object) -> torch.Tensor:
+        """The mean loss of examples. Raises NotFiniteError with the first one whose loss is not finite."""
+        losses_B = self.losses(examples_B.cpu().numpy()).float()
+        finite = losses_B.detach().isfinite().tolist()
+        if not all(finite):
+            place = finite.index(False)
+            raise NotFiniteError(f"the loss of {self.describe(int(examples_B[place]))} is {losses_B[place].item()}")
+        return losses_B.mean()
+
+    def describe(self, example: int) -> str:
+        """The name of an example in messages."""
+        return f"example {example} (document {self.documents_E[example]!r})"
+
+
+class _ExampleTrainer:
+    """What both trainers do in another way: a checkpoint has the bare weights, and is whole or not used."""
+
+    loss: ExampleLoss
+    options: TrainingOptions
+    planned: int
+    model: Any
+    args: Any
+    state: Any
+    control: Any
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """Describe nothing for the hub."""
+
+    def compute_loss(self, model: Any, *arguments: Any, **more: Any) -> Any:
+        """Tell the loss whether this is a step; leave out dropout if the options say so."""
+        self.loss.in_step = model.training
+        model.train(model.training and self.options.dropout)
+        return super().compute_loss(model, *arguments, **more)  # type: ignore[misc]
+
+    def compute_loss_context_manager(self) -> ExitStack:
+        """Compute large products in the precision of the options. On a CPU in bfloat16, attention is plain products:
+        the gradient of torch's fused kernel takes longer there."""
+        stack: ExitStack = super().compute_loss_context_manager()  # type: ignore[misc]
+        if self.options.precision == "bfloat16":
+            device = self.args.device.type
+            stack.enter_context(torch.autocast(device, torch.bfloat16))
+            if device == "cpu":
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        return stack
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write a checkpoint, whose manifest comes last. Raises StorageError if it cannot be written."""
+        folder = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
+        try:
+            with storage_errors(folder):
+                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                settings: dict[str, JsonValue] = {
+                    "planned": self.planned,
+                    "is_over": self.control.should_training_stop,
+                    "loss": self.loss.state(),
+                }
+                write_manifest(folder, kind=_CHECKPOINT, settings=settings, counts={"step": self.state.global_step})
+                sync(folder)
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error):  # it does not say why it failed
+                raise StorageError(
+                    f"{folder} cannot be written ({short_message(error)}): free some space, or choose an output on "
+                    "another disk, and run it again."
+                ) from error
+            raise
+
+    def _save(self, output_dir: str, **_: object) -> None:
+        weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.model.state_dict().items()}
+        Path(output_dir).mkdir(exist_ok=True)
+        (Path(output_dir) / _WEIGHTS).write_bytes(save(weights))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str) -> None:
+        self.model.load_state_dict(load((Path(resume_from_checkpoint) / _WEIGHTS).read_bytes()))
+
+    def _load_best_model(self) -> None:
+        read_manifest(Path(self.state.best_model_checkpoint), kind=_CHECKPOINT)  # DamagedFolderError if it is not whole
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+class EncoderTrainer(_ExampleTrainer, SentenceTransformerTrainer):  # type: ignore[misc]
+    """Trains encoders."""
+
+
+class RerankerTrainer(_ExampleTrainer, CrossEncoderTrainer):  # type: ignore[misc]
+    """Trains cross-encoders."""
+
+
+class Steps(TrainerCallback):  # type: ignore[misc]
+    """Follows the steps of a training: the loss prepares each batch, and no gradient is applied that is not finite."""
+
+    def __init__(self, loss: ExampleLoss, batches_SB: IntArray, advance: Advance) -> None:
+        self._loss = loss
+        self._batches_SB = batches_SB
+        self._advance = advance
+
+    def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Find the best checkpoint again, also if the folder was moved."""
+        if state.best_global_step:
+            state.best_model_checkpoint = str(checkpoint_folder(Path(args.output_dir), state.best_global_step))
+
+    def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Prepare the batch."""
+        self._loss.begin_step(self._batches_SB[state.global_step])
+
+    def on_pre_optimizer_step(self, _args: Any, state: Any, _control: Any, model: Any, **_: Any) -> None:
+        """Check the gradient."""
+        gradients = [weights.grad for weights in model.parameters() if weights.grad is not None]
+        if not torch.nn.utils.get_total_norm(gradients).isfinite():
+            batch_B = self._batches_SB[state.global_step]
+            first = self._loss.describe(int(batch_B[0]))
+            raise NotFiniteError(f"the gradient of a batch of {len(batch_B)} that begins with {first} is not finite")
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Record the loss of the last steps too."""
+        self._advance()
+        control.should_log |= state.global_step >= state.max_steps
+
+    def on_evaluate(self, _args: Any, state: Any, _control: Any, metrics: dict[str, float], **_: Any) -> None:
+        """Keep the weights that the training began with, unless later ones are better."""
+        if state.global_step == 0:
+            state.best_metric = metrics["eval_loss"]
+
+
+def checkpoint_folder(work: Path, step: int) -> Path:
+    """The folder of the checkpoint after a step."""
+    return work / f"checkpoint-{step}"
+
+
+def latest_checkpoint(work: Path) -> Manifest | None:
+    """The manifest of the last checkpoint that is whole; None if there is none. Later ones are removed."""
+    steps = sorted((int(folder.name.partition("-")[2]) for folder in work.glob("checkpoint-*")), reverse=True)
+    for folder in (checkpoint_folder(work, step) for step in steps):
+        if (folder / MANIFEST).exists():  # else a process was killed while it wrote it
+            with suppress(FolderError):
+                manifest = read_manifest(folder, kind=_CHECKPOINT)
+                if not check_every_byte(folder):
+                    return manifest
+            _logger.warning("%s is damaged: an earlier checkpoint is used, or the training begins again.", folder)
+        shutil.rmtree(folder)
+    return None
+
+
+def make_trainer(
+    loss: ExampleLoss,
+    work: Path,
+    batches_SB: IntArray,
+    held_out_E: IntArray,
+    options: TrainingOptions,
+    callbacks: Sequence[TrainerCallback],
+    *,
+    planned: int,
+    resumes: bool = False,
+    is_trial: bool = False,
+) -> "EncoderTrainer | RerankerTrainer":
+    """Return the trainer of these batches, whose learning rates are those of `planned` steps. A trial neither evaluates
+    nor saves by itself."""
+    steps, batch = batches_SB.shape
+    part = max(size for size in range(1, loss.at_once + 1) if batch % size == 0)
+    evaluates = len(held_out_E) > 0 and not is_trial
+    arguments = loss.trainer.training_args_class(
+        output_dir=str(work),
+        max_steps=steps,
+        per_device_train_batch_size=part,
+        gradient_accumulation_steps=batch // part,
+        per_device_eval_batch_size=loss.at_once,
+        batch_sampler=_in_order,
+        learning_rate=options.learning_rate,
+        warmup_steps=round(options.warmup * planned),
+        eval_strategy="steps" if evaluates else "no",
+        eval_on_start=evaluates and not resumes,
+        eval_steps=options.evaluate_every,
+        logging_steps=options.evaluate_every,
+        save_strategy="no" if is_trial else "steps",
+        save_steps=options.evaluate_every,
+        save_total_limit=_KEPT,
+        load_best_model_at_end=evaluates,
+        metric_for_best_model="eval_loss" if evaluates else None,
+        greater_is_better=False,
+        restore_callback_states_from_checkpoint=True,
+        seed=options.seed,
+        use_cpu=loss.model.device.type == "cpu",
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+        report_to="none",
+    )
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    stopping = [EarlyStoppingCallback(options.patience)] if evaluates else []
+    trainer = loss.trainer(
+        model=loss.model,
+        args=arguments,
+        train_dataset=_dataset(batches_SB.ravel()),
+        eval_dataset=_dataset(held_out_E) if len(held_out_E) else None,
+        loss=loss,
+        data_collator=loss.trainer.data_collator_class(None),
+        callbacks=[*stopping, *callbacks],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.options, trainer.planned = options, planned
+    return trainer
+
+
+def _dataset(examples_E: IntArray) -> Dataset:
+    return Dataset(pa.table({"label": examples_E}))
+
+
+def _in_order(dataset: Dataset, batch_size: int, drop_last: bool, **_: Any) -> DefaultBatchSampler:
+    return DefaultBatchSampler(SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
