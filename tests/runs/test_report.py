@@ -155,9 +155,9 @@ def test_a_browser_draws_it(report: Report, tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [["10", "1", "2"], ["k10", "k1", "k2"]])
 def test_the_plot_of_a_sweep_has_a_line_for_numbers_and_points_for_names(tmp_path: Path, names: list[str]) -> None:
     pytest.importorskip("matplotlib")
-    from ralm.runs.plot import draw_sweep
+    from ralm.runs.plot import draw_lines
 
-    draw_sweep(
+    draw_lines(
         "documents",
         [{"documents": name, "f1": 0.5, "f1_low": 0.4, "f1_high": 0.7, "has_answer": None} for name in names],
         {"share": {"f1": "F1", "has_answer": "an answer"}},

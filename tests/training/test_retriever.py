@@ -66,9 +66,9 @@ def test_both_encoders_learn_and_the_index_names_them(index: Path, tmp_path: Pat
     gains = trained.held_out
     assert gains is not None
     assert (gains["examples"], gains["documents"]) == (3, 3)
-    assert gains["first_before"]["gain"] + gains["first_change"]["gain"] == pytest.approx(gains["first"]["gain"])
-    assert gains["first"]["gain"] >= gains["first_before"]["gain"] > 0
-    assert gains["ensemble_change"]["gain"] > 0, "passages of higher numbers help more"
+    assert gains["first_before"]["value"] + gains["first_change"]["value"] == pytest.approx(gains["first"]["value"])
+    assert gains["first"]["value"] >= gains["first_before"]["value"] > 0
+    assert gains["ensemble_change"]["value"] > 0, "passages of higher numbers help more"
     refreshes = results(tmp_path / "out")["refreshes"]
     assert trained.refreshes == refreshes
     assert [one["step"] for one in refreshes] == [8], "at a checkpoint"

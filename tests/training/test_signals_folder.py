@@ -1,10 +1,8 @@
 """A folder of signals, read back."""
 
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -127,17 +125,6 @@ def test_candidates_of_earlier_versions_are_read_without_their_other_columns(tmp
     assert found.candidates(np.array([0])).column_names == ["example", "passage", "score", "log_probs"]
 
 
-def test_signals_of_questions_are_named(tmp_path: Path) -> None:
-    """They hold the log-probabilities of answers, which earlier versions trained on."""
-    folder = tmp_path / "signals"
-    save_signals(folder, "index", ["one"], [[7]], [[-1.0]])
-    (folder / "manifest.json").unlink()
-    config: Any = {"examples": {"gold": "first", "prompt": {"name": "nq"}, "room": 32}}
-    write_manifest(folder, kind=SIGNALS_KIND, settings={"config": config}, counts={})
-    with pytest.raises(UsageError, match=r"holds signals of questions"):
-        open_signals(folder)
-
-
 def test_impossible_continuations_are_not_trained_on(tmp_path: Path) -> None:
     infinite = float("-inf")
     signals = save_signals(
@@ -153,45 +140,6 @@ def test_impossible_continuations_are_not_trained_on(tmp_path: Path) -> None:
     assert len(held_out) == 0
 
 
-SETTINGS: dict[str, Any] = {
-    "retriever": {"retriever": "dense", "k1": 1},
-    "model": {"weights": "abc", "name": "gpt2", "device": "cpu"},
-    "examples": {"examples": 2, "seed": 0, "continuation_tokens": 4},
-    "candidates": {"candidates": 3},
-    "text": {"sources": ["a.txt"], "sha256": "1"},
-    "index_path": "/here",
-}
-OTHERWISE: dict[str, Any] = {
-    **SETTINGS,
-    "retriever": {"retriever": "hybrid"},
-    "model": {"weights": "abc", "name": "/models/gpt2", "device": "cuda"},
-    "examples": {"examples": 1, "seed": 5, "continuation_tokens": 4},
-    "text": {"sources": ["b.txt", "c.txt"], "sha256": "2"},
-    "index_path": "/there",
-}
-"""What may differ is different."""
-
-
-def test_several_folders_are_read_as_one_that_holds_all_examples(tmp_path: Path) -> None:
-    prefixes, documents = ["one", "two", "three"], ["d", "e", "d"]
-    passages, means = [[7, 3, 2], [4], [5, 8]], [[-1.0, -2.0, -0.1], [-3.0], [-0.5, -0.7]]
-    whole = save_signals(tmp_path / "whole", "i", prefixes, passages, means, documents=documents)
-    for name, config, part in (("first", SETTINGS, slice(0, 2)), ("second", OTHERWISE, slice(2, 3))):
-        rows = prefixes[part], passages[part], means[part]
-        save_signals(tmp_path / name, "i", *rows, documents=documents[part], config=config)
-    joined = open_signals(tmp_path / "first", tmp_path / "second")
-    assert joined.texts("prefix").to_pylist() == prefixes
-    assert joined.documents_E == documents
-    for name in ("tokens_E", "passages_EK", "scores_EK", "log_probs_EK", "baseline_E"):
-        found, expected = getattr(joined, name), getattr(whole, name)
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
-    turned = open_signals(tmp_path / "second", tmp_path / "first")
-    alone = open_signals(tmp_path / "first")
-    assert len({joined.fingerprint, turned.fingerprint, alone.fingerprint}) == 3
-    assert str(tmp_path / "second") in joined.description
-
-
 def test_figures_that_are_changed_are_other_signals(tmp_path: Path) -> None:
     """Else a training on permuted preferences would go on with the checkpoints of the real ones."""
     signals = save_signals(tmp_path / "signals", "i", ["one"], [[7, 3]], [[-1.0, -2.0]])
@@ -200,26 +148,3 @@ def test_figures_that_are_changed_are_other_signals(tmp_path: Path) -> None:
     permuted = replace(signals, log_probs_EK=signals.log_probs_EK[:, ::-1])
     elsewhere = replace(signals, documents_E=["other"])
     assert len({signals.fingerprint, permuted.fingerprint, elsewhere.fingerprint}) == 3
-
-
-@pytest.mark.parametrize(
-    ("index", "changed", "said"),
-    [
-        ("other", {}, "(index i and other)"),
-        ("i", {"examples": {"continuation_tokens": 8}}, "(examples.continuation_tokens 4 and 8)"),
-        ("i", {"candidates": {"candidates": 4}}, "(candidates.candidates 3 and 4)"),
-        ("i", {"model": {"weights": "xyz"}}, "(model.weights abc and xyz)"),
-    ],
-)
-def test_folders_that_do_not_belong_together(tmp_path: Path, index: str, changed: dict[str, Any], said: str) -> None:
-    save_signals(tmp_path / "one", "i", ["x"], [[1]], [[-1.0]], config=SETTINGS)
-    save_signals(tmp_path / "two", index, ["y"], [[2]], [[-2.0]], config=OTHERWISE | changed)
-    with pytest.raises(UsageError, match=r"one and .*two cannot be used together: .*" + re.escape(said)):
-        open_signals(tmp_path / "one", tmp_path / "two")
-
-
-def test_a_folder_that_is_given_twice(tmp_path: Path) -> None:
-    save_signals(tmp_path / "one", "i", ["x"], [[1]], [[-1.0]])
-    shutil.copytree(tmp_path / "one", tmp_path / "copy")
-    with pytest.raises(UsageError, match="copy hold the same signals: give them once"):
-        open_signals(tmp_path / "one", tmp_path / "copy")

@@ -332,7 +332,7 @@ def test_a_training_that_was_moved_or_had_stopped_early_ends_as_an_undisturbed_o
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(run, "_draw_losses", interrupt)
+        patched.setattr(run, "draw_lines", interrupt)
         with pytest.raises(KeyboardInterrupt):
             trained(tmp_path / "out", options)
     (tmp_path / "moved").mkdir()

@@ -154,7 +154,7 @@ def _print_gain(words: str, gain: Estimate) -> None:
 
 
 def print_worth(folder: Path, statistics: SignalStatistics) -> None:
-    """Print the gain of choosing well among the passages of signals, and how strongly signals prefer some."""
+    """Print the gain of choosing well among the passages of signals."""
     print_line(f"{folder}: {statistics.examples:,} examples with passages to choose from")
     left = {
         "fewer than two passages": statistics.single,
@@ -175,21 +175,13 @@ def print_worth(folder: Path, statistics: SignalStatistics) -> None:
         ):
             _print_gain(f"{name:<24}", gain)
     print_line(f"examples without preference (less than 0.01 nats per token): {statistics.no_preference:,}")
-    print_line("entropy of Q, the softmax of the mean log-probability over beta (of the probability, as in the paper):")
-    for beta, entropy in statistics.entropies.items():
-        paper = statistics.paper_entropies[beta]
-        print_line(f"  beta {beta:<5}{entropy:.3f} of {statistics.uniform:.3f} nats ({paper:.3f})")
 
 
 def print_reranker(trained: reranker.TrainedReranker) -> None:
     """Print the folder of a reranker, and the gain of its choice on the held-out examples."""
     print_line(f"{trained.out}: reranker of step {trained.best_step:,}, after {trained.steps:,} steps")
-    known = [f"the rank counts {trained.rank_weight:.2f}"] if trained.rank_weight else []
-    if trained.likelihood is not None:
-        much, decay = (to_float(trained.likelihood[name]) for name in ("weight", "decay"))
-        known.append(f"the likelihood of the prefix's last tokens {much:.2f} (decay {decay:.0f})")
-    if known:
-        print_line(f"beside its score, {' and '.join(known)}")
+    if trained.rank_weight:
+        print_line(f"beside its score, the rank counts {trained.rank_weight:.2f}")
     _print_losses(trained)
     _print_gains(
         trained,
@@ -203,10 +195,8 @@ def print_reranker(trained: reranker.TrainedReranker) -> None:
     )
     if (found := trained.held_out) is None:
         return
-    gains = {name: Estimate(**found[name]) for name in ("change", "chosen", "before")}
-    if not (gains["change"].is_above and gains["chosen"].is_above):
-        keep = "the choice before, as of --rerank zero-shot" if gains["before"].is_above else "the first candidate"
-        print_line(f"nothing gained, since an interval after the training is not above 0: keep {keep}")
+    before, *after = (Estimate(**found[name]) for name in ("before", "change", "chosen"))
+    _print_verdict(after, "the choice before" if before.is_above else "the first candidate")
 
 
 def print_retriever(trained: retriever.TrainedRetriever, what: str, before: str, use: str) -> None:
@@ -228,9 +218,16 @@ def print_retriever(trained: retriever.TrainedRetriever, what: str, before: str,
     if (found := trained.held_out) is not None:
         temperatures = f"{found['temperature_before']:.3g} before and {found['temperature']:.3g} after"
         print_line(f"temperatures of the ensembles, the best for other held-out documents: {temperatures}")
-        if not Estimate(**found["ensemble_change"]).is_above:
-            print_line(f"nothing gained, since the interval of the ensemble's change is not above 0: keep {before}")
+        _print_verdict([Estimate(**found["ensemble_change"])], before)
     print_line(use)
+
+
+def _print_verdict(gains: Sequence[Estimate], before: str) -> None:
+    """Say that a training gained nothing, or that it is not known, unless all intervals are above 0."""
+    if any(gain.ends is None for gain in gains):
+        print_line(f"whether that is more than chance is not known ({NO_INTERVAL})")
+    elif not all(gain.is_above for gain in gains):
+        print_line(f"nothing gained, since an interval after the training is not above 0: keep {before}")
 
 
 def _print_gains(trained: "Trained", rows: Mapping[str, str]) -> None:

@@ -33,7 +33,7 @@ from ralm.training.options import (
 
 def reranker_command(
     *,
-    signals: Annotated[list[Path], options.argument("Folders that `ralm signals` made.", "SIGNALS")],
+    signals: Annotated[Path, options.argument("Folder that `ralm signals` made.", "SIGNALS")],
     out: Annotated[Path, Option("Folder for the reranker.")],
     index: Annotated[
         Path | None, Option("Index that the signals were measured with.", default_text="the one that they name")
@@ -52,7 +52,7 @@ def reranker_command(
     """
     from ralm.cli.results import print_reranker
 
-    trained = ralm.train_reranker(ralm.open_signals(*signals), out, init, training, reading, index=index, force=force)
+    trained = ralm.train_reranker(signals, out, init, training, reading, index=index, force=force)
     return Output(partial(_as_json, "reranker", trained), partial(_print, training, trained, print_reranker))
 
 
@@ -89,7 +89,7 @@ def retriever_command(
     *,
     sources: Annotated[
         list[str],
-        options.argument("Folders that `ralm signals` made, or training text as for `ralm signals`.", "SIGNALS|SOURCE"),
+        options.argument("Folder that `ralm signals` made, or training text as for `ralm signals`.", "SIGNALS|SOURCE"),
     ],
     out: Annotated[Path, Option("Folder for the trained encoder.")],
     index: Annotated[
@@ -129,15 +129,10 @@ def retriever_command(
     from ralm.cli.results import print_retriever
     from ralm.training.signals import is_signals
 
-    kinds = {is_signals(Path(one)): one for one in sources}
-    if len(kinds) == 2:
-        raise UsageError(
-            f"{kinds[True]} is a folder of signals, and {kinds[False]} is none: give only such folders, or only "
-            "training text."
-        )
-    if True in kinds:
-        signals = ralm.open_signals(*sources)
-        trained = ralm.train_query_encoder(signals, out, tuned, training, index=index, force=force)
+    if any(is_signals(Path(source)) for source in sources):
+        if len(sources) > 1:
+            raise UsageError("a training reads one folder of signals, or training text: give only one of them.")
+        trained = ralm.train_query_encoder(sources[0], out, tuned, training, index=index, force=force)
         what, before = "query encoder", tuned.init or "the encoder that the index names"
         use = f"search the same index with --retriever dense:query_encoder={trained.out}"
     else:

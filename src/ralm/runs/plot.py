@@ -1,4 +1,4 @@
-"""The plot of a sweep. Needs the extra `plots`."""
+"""The plot of a sweep or a training. Needs the extra `plots`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,14 +10,13 @@ INCHES: Final = (5.5, 3.6)
 DOTS_AN_INCH: Final = 150
 
 
-def draw_sweep(
-    option: str, rows: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, str]], path: Path
-) -> None:
-    """Draw the columns of each panel, with their `_low` and `_high` ends if there are any, by the label of its axis."""
-    places: dict[str, Any] = {row[option]: row[option] for row in rows}
+def draw_lines(over: str, rows: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, str]], path: Path) -> None:
+    """Draw the columns of each panel, by the label of its axis, over the column `over`, with their `_low` and `_high`
+    ends if there are any."""
+    places: dict[str, Any] = {row[over]: row[over] for row in rows}
     try:
         places = {value: float(value) for value in places}
-        rows, form = sorted(rows, key=lambda row: places[row[option]]), "o-"
+        rows, form = sorted(rows, key=lambda row: places[row[over]]), "o-"
     except ValueError:
         form = "o"
     figure = Figure(figsize=(max(1, len(panels)) * INCHES[0], INCHES[1]), dpi=DOTS_AN_INCH, layout="constrained")
@@ -25,13 +24,13 @@ def draw_sweep(
     for axes, (label, columns) in zip(several, panels.items(), strict=False):
         for column, name in columns.items():
             known = [row for row in rows if row.get(column) is not None]
-            at = [places[row[option]] for row in known]
+            at = [places[row[over]] for row in known]
             [line] = axes.plot(at, [row[column] for row in known], form, label=name)
             if known and known[0].get(f"{column}_low") is not None:
                 low, high = ([row[f"{column}{end}"] for row in known] for end in ("_low", "_high"))
                 draw = axes.vlines if form == "o" else axes.fill_between
                 draw(at, low, high, color=line.get_color(), alpha=0.3)
-        axes.set_xlabel(f"--{option}")
+        axes.set_xlabel(over)
         axes.set_ylabel(label)
         axes.legend()
     figure.savefig(path)

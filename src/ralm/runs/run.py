@@ -172,9 +172,9 @@ def write_sweep(
         except MissingExtraError as error:
             _logger.info("not drawn: %s", error)
         else:
-            from ralm.runs.plot import draw_sweep
+            from ralm.runs.plot import draw_lines
 
-            draw_sweep(option, rows, panels, folder / SWEEP_PLOT)
+            draw_lines(option, rows, panels, folder / SWEEP_PLOT)
         (folder / SUMMARY).write_text(to_json(summary, indent=2) + "\n", encoding="utf-8")
         settings = {"option": option, "environment": environment()}
         manifest.write_manifest(folder, kind=SWEEP_KIND, settings=settings, counts={"points": len(rows)})

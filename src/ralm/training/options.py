@@ -72,8 +72,8 @@ class RerankerOptions:
     """How a reranker reads pairs, and what counts besides its score.
 
     `rank_prior` lowers the score of a candidate by a weight times the logarithm of its rank: training begins from the
-    retriever's order. `likelihood` begins it from zero-shot reranking, if the reranker is a language model. The paper
-    has neither term. `pairs` decides memory and speed, not the result. Raises UsageError if a value is out of range.
+    retriever's order. The paper has no such term. `pairs` decides memory and speed, not the result. Raises UsageError
+    if a value is out of range.
     """
 
     tokens: Annotated[int, Option("Number of last tokens of the prefix that the reranker reads.")] = 64
@@ -85,13 +85,6 @@ class RerankerOptions:
     ] = None
     rank_prior: Annotated[
         bool, Option("Let the retriever's rank count, too, with a weight that is fitted to the signals.")
-    ] = True
-    likelihood: Annotated[
-        bool,
-        Option(
-            "Let it count, too, how likely a language model finds the end of the prefix after the passage, with a "
-            "weight that is fitted to the signals."
-        ),
     ] = True
     pairs: Annotated[int, Option("Pairs of prefix and passage in memory at once.")] = 32
 

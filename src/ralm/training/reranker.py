@@ -21,11 +21,9 @@ RERANKER_KIND: Final = FolderKind("reranker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedReranker(Trained):
-    """The outcome of a training of a reranker, with the `rank_weight` and the `likelihood` (its weight and decay; None
-    if it does not count) that were fitted before."""
+    """The outcome of a training of a reranker, with the `rank_weight` that was fitted before."""
 
     rank_weight: float
-    likelihood: dict[str, JsonValue] | None
 
 
 def train_reranker(
@@ -40,8 +38,7 @@ def train_reranker(
 ) -> TrainedReranker:
     """Train a cross-encoder on signals, from the language model, encoder or cross-encoder `init` (hub name or folder).
 
-    A language model reads the passage before the prefix, and gets a head that scores its last token; the likelihood of
-    the prefix's end counts too, as in zero-shot reranking.
+    A language model reads the passage before the prefix, and gets a head that scores its last token.
 
     Writes the folder `out`, which `load_cross_encoder` and sentence-transformers load, with the losses as a table and a
     plot. `index` is the one that the signals were measured with; None is the folder that they name. A killed training
@@ -66,7 +63,7 @@ def train_reranker(
         config: dict[str, JsonValue] = {
             "signals": {
                 "fingerprint": signals.fingerprint,
-                "configs": [dict(one.config) for one in signals.folders],
+                "config": dict(signals.config),
             },
             "init": dict(model.config),
             "training": asdict(options),
@@ -82,5 +79,4 @@ def train_reranker(
         trained = run.train(
             trainable, out, RERANKER_KIND, config, training_E, development_E, options, results=results, force=force
         )
-    likelihood = None if model.likelihood is None else asdict(model.likelihood)
-    return TrainedReranker(**asdict(trained), rank_weight=model.rank_weight, likelihood=likelihood)
+    return TrainedReranker(**asdict(trained), rank_weight=model.rank_weight)

@@ -123,16 +123,15 @@ def _warn_of_uniform(loss: LSROptions) -> None:
 
 
 def _warn_of_other_candidates(signals: Signals) -> None:
-    for folder in signals.folders:
-        retriever = folder.config.get("retriever")
-        name = retriever.get("retriever") if isinstance(retriever, dict) else None
-        if name not in (None, "dense", "hybrid"):
-            warnings.warn(
-                f"the candidates of {folder.path} are those of the retriever {name}: an encoder that learns from them "
-                "alone may find worse passages in the whole index; measure signals with the retriever `dense`.",
-                RalmWarning,
-                stacklevel=3,
-            )
+    retriever = signals.config.get("retriever")
+    name = retriever.get("retriever") if isinstance(retriever, dict) else None
+    if name not in (None, "dense", "hybrid"):
+        warnings.warn(
+            f"the candidates of {signals.path} are those of the retriever {name}: an encoder that learns from them "
+            "alone may find worse passages in the whole index; measure signals with the retriever `dense`.",
+            RalmWarning,
+            stacklevel=3,
+        )
 
 
 def train_retriever(

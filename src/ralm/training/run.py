@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import torch
-from matplotlib.figure import Figure
 from pydantic import JsonValue
 
 from ralm.errors import FolderError, ModelError, RalmWarning, UsageError
 from ralm.lm.local.loading import quiet_loading
 from ralm.records import IntArray
-from ralm.runs import plot, resume
+from ralm.runs import resume
+from ralm.runs.plot import draw_lines
 from ralm.runs.run import environment
 from ralm.storage.manifest import Manifest, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind, check_output, new_folder
@@ -50,6 +50,7 @@ _LOSSES_SCHEMA: Final = pa.schema(
 )
 _COLUMNS: Final = {"learning_rate": "learning_rate", "loss": "training_loss", "eval_loss": "held_out_loss"}
 """The columns of `LOSSES` by the names in the log of a trainer."""
+_PANELS: Final = {"loss": {"training_loss": "trained on", "held_out_loss": "held out"}}
 _TIMED: Final = 3
 """Steps that are tried to know the time of one."""
 
@@ -109,7 +110,7 @@ def train(
         with new_folder(out, kind=kind, force=force) as folder:
             loss.save(folder)
             pyarrow.csv.write_csv(pa.Table.from_pylist(rows, _LOSSES_SCHEMA), folder / LOSSES)
-            _draw_losses(rows, best_step, folder / PLOT)
+            draw_lines("step", rows, _PANELS, folder / PLOT)
             counts = {"steps": state.global_step, "best_step": best_step}
             manifest = write_manifest(folder, kind=kind, settings=settings, counts=counts)
     return _outcome(out, manifest, rows)
@@ -247,19 +248,3 @@ def reading_order(examples_E: IntArray, count: int, seed: int) -> IntArray:
     rounds = range(-(-count // len(examples_E)))
     orders = [np.random.default_rng([seed, 1, number]).permutation(examples_E) for number in rounds]
     return np.concatenate(orders)[:count]
-
-
-def _draw_losses(rows: Sequence[dict[str, Any]], best_step: int, path: Path) -> None:
-    """Draw the losses of the examples that were trained on and of those held out, and mark the best step."""
-    figure = Figure(figsize=plot.INCHES, dpi=plot.DOTS_AN_INCH, layout="constrained")
-    axes = figure.subplots()
-    for column, style, label in (("training_loss", "o-", "trained on"), ("held_out_loss", "s--", "held out")):
-        known = [row for row in rows if row[column] is not None]
-        if known:
-            steps, losses = [row["step"] for row in known], [row[column] for row in known]
-            axes.plot(steps, losses, style, label=label, markersize=3)
-    axes.axvline(best_step, linestyle=":", color="grey", label="kept")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss")
-    axes.legend()
-    figure.savefig(path)

@@ -14,7 +14,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -28,7 +27,6 @@ from pydantic import JsonValue
 from ralm.errors import FolderError, UsageError
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
-from ralm.runs.resume import first_difference, flatten_settings
 from ralm.runs.run import damage_errors
 from ralm.storage.manifest import Manifest, kind_of, open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
@@ -44,12 +42,6 @@ _ROUNDING: Final = 1e-3
 _FEWEST_DOCUMENTS: Final = 10
 """Fewer documents than these are not split."""
 _REMEDY: Final = "measure the signals again"
-_MAY_DIFFER: Final = (
-    *("text.", "retriever", INDEX_PATH, "examples.examples", "examples.seed"),
-    *("model.name", "model.device", "model.compiled"),
-)
-"""Beginnings of the settings that may differ between folders that are read as one; where and how fast a model runs does
-not decide what it prefers."""
 CANDIDATE_SCHEMA: Final = pa.schema(
     {
         "example": pa.int64(),
@@ -63,32 +55,8 @@ TextColumn = Literal["query", "prefix", "continuation"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SignalsFolder:
-    """A folder that signals are in, and its manifest."""
-
-    path: Path
-    manifest: Manifest
-
-    @property
-    def fingerprint(self) -> str:
-        """A short hash of all files: equal for equal signals in any folder."""
-        return hashlib.sha256(str(sorted(self.manifest.files.items())).encode()).hexdigest()[:16]
-
-    @property
-    def candidate_files(self) -> Sequence[str]:
-        """The names of the files with candidates, in order."""
-        return sorted(name for name in self.manifest.files if name.startswith(f"{CANDIDATES}/"))
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """What decided the figures: index, retriever, language model, options and texts."""
-        config = self.manifest.settings.get("config")
-        return config if isinstance(config, dict) else {}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Signals:
-    """The signals of E examples with up to K candidates each, read from one or more folders, one after the other.
+    """The signals of E examples with up to K candidates each, read from the folder `path`.
 
     `passages_EK` (int64): the candidates in the retriever's order, padded with `NO_PASSAGE`. `scores_EK` (float32): the
     retriever's scores, padded with 0. `log_probs_EK` (float64): the natural log-probability of the whole continuation
@@ -96,7 +64,8 @@ class Signals:
     number of tokens of each continuation. `documents_E`: the ids of the documents that the examples are from.
     """
 
-    folders: Sequence[SignalsFolder]
+    path: Path
+    manifest: Manifest
     documents_E: Sequence[str]
     tokens_E: IntArray
     passages_EK: IntArray
@@ -113,24 +82,19 @@ class Signals:
         return self.passages_EK.shape[1]
 
     @property
-    def description(self) -> str:
-        """The folders, in messages."""
-        return " and ".join(str(one.path) for one in self.folders)
-
-    @property
     def fingerprint(self) -> str:
-        """A short hash of all files and figures: equal for equal signals in any folders, and another one for figures
+        """A short hash of all files and figures: equal for equal signals in any folder, and another one for figures
         that were changed after reading."""
-        named = [*(one.fingerprint for one in self.folders), *self.documents_E]
-        digest = hashlib.sha256("\0".join(named).encode())
+        digest = hashlib.sha256("\0".join([str(sorted(self.manifest.files.items())), *self.documents_E]).encode())
         for figures in (self.tokens_E, self.passages_EK, self.scores_EK, self.log_probs_EK, self.baseline_E):
             digest.update(np.ascontiguousarray(figures).tobytes())
         return digest.hexdigest()[:16]
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What decided the figures of the first folder; those of the others differ from it only in `_MAY_DIFFER`."""
-        return self.folders[0].config
+        """What decided the figures: index, retriever, language model, options and texts."""
+        config = self.manifest.settings.get("config")
+        return config if isinstance(config, dict) else {}
 
     @property
     def has_choice_E(self) -> NDArray[np.bool_]:
@@ -148,27 +112,22 @@ class Signals:
 
         Raises DamagedFolderError if it cannot be read.
         """
-        tables = []
-        for one in self.folders:
-            with damage_errors(one.path, _REMEDY):
-                tables.append(pq.read_table(one.path / EXAMPLES, columns=[column]))
-        return pa.concat_tables(tables).column(column)
+        with damage_errors(self.path, _REMEDY):
+            return pq.read_table(self.path / EXAMPLES, columns=[column]).column(column)
 
     def candidates(self, examples_E: IntArray) -> pa.Table:
-        """The rows of `CANDIDATE_SCHEMA` of some examples, which are numbered as here.
+        """The rows of `CANDIDATE_SCHEMA` of some examples.
 
         Raises DamagedFolderError if they cannot be read.
         """
-        tables, first = [], 0
-        for one in self.folders:
-            with damage_errors(one.path, _REMEDY):
-                for name in one.candidate_files:
-                    table = pq.read_table(one.path / name, schema=CANDIDATE_SCHEMA)
-                    example_R = table["example"].to_numpy() + first
-                    numbered = table.set_column(0, "example", [example_R])
-                    tables.append(numbered.filter(np.isin(example_R, examples_E)))
-                first += pq.read_metadata(one.path / EXAMPLES).num_rows
-        return pa.concat_tables(tables)
+        with damage_errors(self.path, _REMEDY):
+            tables = [pq.read_table(self.path / name, schema=CANDIDATE_SCHEMA) for name in _files(self.manifest)]
+            return pa.concat_tables(table.filter(np.isin(table["example"].to_numpy(), examples_E)) for table in tables)
+
+
+def _files(manifest: Manifest) -> Sequence[str]:
+    """The names of the files with candidates, in order."""
+    return sorted(name for name in manifest.files if name.startswith(f"{CANDIDATES}/"))
 
 
 def split_documents(documents_E: Sequence[str], held_out: float, seed: int) -> tuple[IntArray, IntArray]:
@@ -207,50 +166,9 @@ def is_signals(path: Path) -> bool:
     return True
 
 
-def open_signals(path: Path | str, *more: Path | str) -> Signals:
-    """Read a folder of signals, or several as one: those of several texts, say, or of two rounds of training.
-
-    Folders that are read together are of the same index, language model, lengths and options of candidates; texts,
-    seeds, numbers of examples and retrievers may differ. Raises FolderError or
-    DamagedFolderError, and UsageError if folders do not go together, one is given twice, or one is of questions.
-    """
-    parts = [open_consistently(Path(one), partial(_open, Path(one))) for one in (path, *more)]
-    for part, another in combinations(parts, 2):
-        one, other = part.folders[0], another.folders[0]
-        if one.fingerprint == other.fingerprint:
-            raise UsageError(f"{one.path} and {other.path} hold the same signals: give them once.")
-        first, second = (_settings_in_common(folder.config) for folder in (one, other))
-        if name := first_difference(first, second):
-            raise UsageError(
-                f"{one.path} and {other.path} cannot be used together: their signals were measured with different "
-                f"settings ({name} {first.get(name)} and {second.get(name)})."
-            )
-    return parts[0] if len(parts) == 1 else _joined(parts)
-
-
-def _settings_in_common(config: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """What must be the same in folders that are read as one, by dotted names."""
-    return {name: value for name, value in flatten_settings(dict(config)).items() if not name.startswith(_MAY_DIFFER)}
-
-
-def _joined(parts: Sequence[Signals]) -> Signals:
-    """The examples of all parts, in order."""
-    width = max(part.width for part in parts)
-
-    def wide(arrays: Sequence[Any], padding: float) -> Any:
-        return np.concatenate(
-            [np.pad(one, [(0, 0), (0, width - one.shape[1])], constant_values=padding) for one in arrays]
-        )
-
-    return Signals(
-        folders=[folder for part in parts for folder in part.folders],
-        documents_E=[document for part in parts for document in part.documents_E],
-        tokens_E=np.concatenate([part.tokens_E for part in parts]),
-        passages_EK=wide([part.passages_EK for part in parts], NO_PASSAGE),
-        scores_EK=wide([part.scores_EK for part in parts], 0),
-        log_probs_EK=wide([part.log_probs_EK for part in parts], -np.inf),
-        baseline_E=np.concatenate([part.baseline_E for part in parts]),
-    )
+def open_signals(path: Path | str) -> Signals:
+    """Read a folder of signals; FolderError or DamagedFolderError if it is none, or not whole."""
+    return open_consistently(Path(path), partial(_open, Path(path)))
 
 
 def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
@@ -259,7 +177,7 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
         said = signals.config.get(INDEX_PATH)
         if not isinstance(said, str) or not Path(said).exists():
             raise UsageError(
-                f"the index that the signals in {signals.description} were measured with "
+                f"the index that the signals in {signals.path} were measured with "
                 f"{f'is not in {said} any more' if said else 'is not recorded'}: give it as `index`."
             )
         index = said
@@ -267,7 +185,7 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
     measured: JsonValue = signals.config.get("index")
     if measured != index.fingerprint:
         raise UsageError(
-            f"the signals in {signals.description} are of another index (fingerprint {measured}) than {index.path} "
+            f"the signals in {signals.path} are of another index (fingerprint {measured}) than {index.path} "
             f"({index.fingerprint}): give the index they were measured with, or make them again."
         )
     return index
@@ -278,7 +196,7 @@ def split_with_choice(signals: Signals, options: TrainingOptions) -> tuple[IntAr
     those with a log-probability of -inf. Raises UsageError if too few are left."""
     used_E = np.flatnonzero(signals.has_choice_E & signals.is_possible_E)
     what = (
-        f"of the {len(signals):,} examples in {signals.description} only {len(used_E):,} have two candidates or more "
+        f"of the {len(signals):,} examples in {signals.path} only {len(used_E):,} have two candidates or more "
         "and finite log-probabilities"
     )
     if not len(used_E):
@@ -316,13 +234,11 @@ def spread(examples_E: IntArray, documents_E: Sequence[str], max_count: int) -> 
 
 
 def _open(path: Path) -> Signals:
-    folder = SignalsFolder(path, read_manifest(path, kind=SIGNALS_KIND))
-    if "gold" in (folder.config.get("examples") or {}):
-        raise UsageError(f"{path} holds signals of questions, which train nothing: make signals of training text.")
+    manifest = read_manifest(path, kind=SIGNALS_KIND)
     with damage_errors(path, _REMEDY):
         examples = pq.read_table(path / EXAMPLES, columns=["document_id", "continuation_tokens"])
         documents = examples["document_id"].to_pylist()
-        candidates = pa.concat_tables([_read_totals(path / name) for name in folder.candidate_files])
+        candidates = pa.concat_tables([_read_totals(path / name) for name in _files(manifest)])
         tokens_E = pc.list_value_length(examples["continuation_tokens"]).to_numpy().astype(np.int64)
         passage = candidates["passage"]
         example, score, total, count = (candidates[name].to_numpy() for name in ("example", "score", "total", "count"))
@@ -343,7 +259,8 @@ def _open(path: Path) -> Signals:
     scores_EK[places] = score[~is_baseline]
     log_probs_EK[places] = total[~is_baseline]
     return Signals(
-        folders=[folder],
+        path=path,
+        manifest=manifest,
         documents_E=documents,
         tokens_E=tokens_E,
         passages_EK=passages_EK,

@@ -1,4 +1,4 @@
-"""What choosing among the candidates of signals can gain, and how strongly the language model prefers some.
+"""What choosing among the candidates of signals can gain.
 
 Letters of shapes: E examples, K candidates, T tokens of a continuation.
 """
@@ -9,12 +9,10 @@ from typing import Final
 import numpy as np
 
 from ralm.evaluation.intervals import Estimate
-from ralm.reading.mixture import log_softmax
-from ralm.records import NO_PASSAGE, DoubleArray, IntArray
+from ralm.records import NO_PASSAGE, IntArray
 from ralm.training.gains import held_out_gains, token_log_probs
 from ralm.training.signals import Signals
 
-BETAS: Final = (0.01, 0.03, 0.1, 0.3, 1.0)
 _NO_PREFERENCE: Final = 0.01
 """Nats per token: below this difference between the best and the worst candidate an example has no preference."""
 
@@ -38,9 +36,7 @@ class SignalStatistics:
     `first`: the retriever's first candidate; `random`: the mean of all candidates; `best`: the best for each example.
     `examples` counts those with two candidates or more, of which the others are means; `single` counts those with
     fewer, `impossible` those in which the language model gives a token no probability. `no_preference` counts examples
-    whose candidates differ by less than 0.01 nats per token. `entropies`: for each beta, the mean entropy in nats of
-    Q, the softmax of the mean token log-probability over beta; `paper_entropies`: the same of the paper's Q, the
-    softmax of the probability over beta (REPLUG, section 4.2); `uniform` is the entropy if Q were uniform. `halves`:
+    whose candidates differ by less than 0.01 nats per token. `halves`:
     the gains on the second half of each continuation, None if one has a single token.
     """
 
@@ -51,9 +47,6 @@ class SignalStatistics:
     random: Estimate
     best: Estimate
     no_preference: int
-    entropies: dict[str, float]
-    paper_entropies: dict[str, float]
-    uniform: float
     halves: HalfGains | None
 
 
@@ -77,9 +70,6 @@ def signal_statistics(signals: Signals) -> SignalStatistics:
         impossible=int((several_E & ~possible_E).sum()),
         **held_out_gains(gained, tokens_E, [signals.documents_E[example] for example in used.tolist()]),
         no_preference=int((mean_EK.max(axis=1, initial=-np.inf) - lowest_E < _NO_PREFERENCE).sum()),
-        entropies={str(beta): _entropy(mean_EK / beta) for beta in BETAS},
-        paper_entropies={str(beta): _entropy(np.where(there_EK, np.exp(total_EK), -np.inf) / beta) for beta in BETAS},
-        uniform=float(np.log(np.maximum(counts_E, 1)).mean()) if used_E.any() else 0.0,
         halves=_half_gains(signals, used),
     )
 
@@ -99,12 +89,3 @@ def _half_gains(signals: Signals, examples_E: IntArray) -> HalfGains | None:
     gained = {"first": late_EK[:, 0], "attainable": attained_E, "best": late_EK.max(axis=1)}
     documents = [signals.documents_E[example] for example in examples_E.tolist()]
     return HalfGains(**held_out_gains(gained, tokens_E - tokens_E // 2, documents))
-
-
-def _entropy(logits_EK: DoubleArray) -> float:
-    """The mean entropy of softmax over each row; -inf is padding."""
-    if not len(logits_EK):
-        return 0.0
-    log_q_EK = log_softmax(logits_EK)
-    terms_EK = np.exp(log_q_EK) * np.where(np.isneginf(log_q_EK), 0, log_q_EK)
-    return float(-terms_EK.sum(axis=1).mean())
