@@ -106,7 +106,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/python -m tools.house
 
 golden: $(VENV)/installed-dev
-	RALM_GOLDEN=all $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/test_against_reference.py tests/answering/test_official_qa.py
+	RALM_GOLDEN=all $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/test_against_reference.py tests/answering/test_official_qa.py tests/test_reference_figures.py
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.index_memory

@@ -55,6 +55,14 @@ def test_runs_of_questions(files: Path) -> None:
     assert (same.value, same.ends) == (0.0, None)
 
 
+@pytest.mark.parametrize("kind", ["questions", "choices"])
+def test_questions_without_a_passage_are_counted(files: Path, kind: str) -> None:
+    asked = ["qa", files / f"{kind}.jsonl", "--lm", "ralm-tiny", "--index", files / "index"]
+    nothing = [*asked, "--where", 'id == "nobody"']
+    assert printed(*nothing)["no_passage"] == 4
+    assert "4 were asked without a passage" in done(*nothing).out
+
+
 def test_runs_of_choices(files: Path) -> None:
     one, two = files / "choice" / "documents-1", files / "choice" / "documents-2"
     compared: Any = printed("report", one, two)

@@ -172,6 +172,7 @@ def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
         assert row.closed is not None
     assert [row.answer_at for row in rows] == [1, 1, 1]
     assert summary["has_answer"] == {"1": 1.0, "2": 1.0}
+    assert summary["no_passage"] == 0
     total = sum(row.judged.gold_log_prob or 0 for row in rows)
     tokens = sum(row.judged.gold_tokens or 0 for row in rows)
     assert summary["gold_log_prob"] == pytest.approx(total / tokens)

@@ -101,6 +101,7 @@ class QuestionEvaluation:
         found: dict[str, JsonValue] = {"questions": len(self.rows), **self._measures(judged, scored_Q)}
         if self.documents:
             ranks = [row.answer_at for row in self.rows if row.question.answers]
+            found["no_passage"] = sum(not row.passages for row in self.rows)
             found["has_answer"] = {
                 str(k): float(np.mean([rank is not None and rank <= k for rank in ranks])) if ranks else None
                 for k in range(1, self.documents + 1)
@@ -312,6 +313,7 @@ class ChoiceEvaluation:
             "questions": len(self.rows),
             "chance": float(np.mean([1 / len(row.question.choices) for row in self.rows])),
             **measures_of([row.choice for row in self.rows], closed, subjects),
+            **({"no_passage": sum(not row.passages for row in self.rows)} if self.documents else {}),
             "seconds": self.seconds,
         }
 

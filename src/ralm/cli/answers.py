@@ -63,6 +63,8 @@ def print_answers(evaluation: AnswerEvaluation, out: Path | None, how: str) -> N
     if "certified" in summary:
         of = "choices" if isinstance(evaluation, ChoiceEvaluation) else "tokens of answers"
         notes.append(f"{summary['certified']:.1%} of the {of} are certified")
+    if summary.get("no_passage"):
+        notes.append(f"{summary['no_passage']:,} were asked without a passage, since none was found")
     if summary["cut"]:
         notes.append(f"{summary['cut']:,} prompts did not fit and were cut at the beginning")
     print_line(f"  {'; '.join(notes)}")
