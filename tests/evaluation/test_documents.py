@@ -106,10 +106,10 @@ def test_the_change_has_an_interval_over_documents() -> None:
 
 
 def test_documents_without_a_target_are_left_out() -> None:
-    with pytest.warns(RalmWarning, match=r"fewer than two tokens are left out.*: 2\."):
+    with pytest.warns(RalmWarning, match=r"without a token to score are left out: 2\."):
         together = read([DOCUMENTS[0], "a", DOCUMENTS[1], ""])
     assert together.prepared.documents == DOCUMENTS[:2]
-    with pytest.raises(TextError, match="all 2 documents have fewer than two tokens"):
+    with pytest.raises(TextError, match="none of 2 documents has a token to score"):
         read(["a", "b"])
 
 

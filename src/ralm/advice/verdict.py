@@ -71,11 +71,17 @@ class Worth:
     def sentence(self) -> str:
         """The verdict in one sentence."""
         gain, units = self.gain, f"{self.gain.units:,} {self.noun}"
+        if self.verdict == "near duplicates":
+            other = self.with_duplicates
+            return (
+                f"The corpus helps by near duplicates alone: by {other.low:.3f} to {other.high:.3f} nats a token with "
+                f"them, and {_reach(gain)} without ({units})."
+            )
         if gain.low is None or gain.high is None:
             few = gain.units < MIN_UNITS
             why = f"too few {self.noun} for an interval" if few else "all gain the same, which gives no interval"
             return f"No verdict: {why} ({gain.units:,}). The gain is {gain.value:+.3f} nats a token."
-        reach = f"{gain.low:+.3f} to {gain.high:+.3f} nats a token"
+        reach = f"{_reach(gain)} nats a token"
         if self.verdict == "helps":
             others = ""
             if self.near_duplicates is not None and self.near_duplicates > _MOST_OF_IT:
@@ -83,12 +89,6 @@ class Worth:
             return f"The corpus helps: by {gain.low:.3f} to {gain.high:.3f} nats a token ({units}){others}."
         if self.verdict == "harms":
             return f"The corpus harms: by {-gain.high:.3f} to {-gain.low:.3f} nats a token ({units})."
-        if self.verdict == "near duplicates":
-            other = self.with_duplicates
-            return (
-                f"The corpus helps by near duplicates alone: by {other.low:.3f} to {other.high:.3f} nats a token with "
-                f"them, and {reach} without ({units})."
-            )
         if self.verdict == "no difference":
             return f"The corpus makes no difference above {_NEGLIGIBLE} nats a token: {reach} ({units})."
         more = "" if self.needed is None else f"; a gain of this size would need about {self.needed:,} {self.noun}"
@@ -98,6 +98,11 @@ class Worth:
     def as_json(self) -> dict[str, JsonValue]:
         """All figures, and the sentence."""
         return {"sentence": self.sentence, **asdict(self)}
+
+
+def _reach(gain: Estimate) -> str:
+    """The ends of an interval, or the gain where it has none."""
+    return f"{gain.value:+.3f}" if gain.low is None else f"{gain.low:+.3f} to {gain.high:+.3f}"
 
 
 def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Meter:
@@ -191,14 +196,14 @@ def _bound(units: int, most: int, *, last: bool) -> float:
 
 
 def _verdict(gain: Estimate, with_duplicates: Estimate | None = None) -> WorthVerdict:
-    if gain.low is None or gain.high is None:
-        return "open"
     if gain.is_above:
         return "helps"
     if gain.is_below:
         return "harms"
     if with_duplicates is not None and with_duplicates.is_above:
         return "near duplicates"
+    if gain.low is None or gain.high is None:
+        return "open"
     return "no difference" if max(-gain.low, gain.high) < _NEGLIGIBLE else "open"
 
 

@@ -98,6 +98,7 @@ def eval_command(
     from ralm.cli.process import print_note
     from ralm.cli.results import print_evaluation, print_sweep
     from ralm.corpus.sources import read_texts
+    from ralm.reading.tokens import read_beginning
     from ralm.runs.run import RUN_KIND, SWEEP_KIND, evaluation_config
     from ralm.storage.outputs import check_output
 
@@ -108,6 +109,7 @@ def eval_command(
     text, shared = read_texts(job.text, job.fields), sharing()
     points = [one.point(value, jobs.given, shared) for value, one in jobs.by_value.items()]
     model = models.open_scorer(job.pipeline.lm, job.pipeline.model)
+    beginning = read_beginning(text, model.tokenizer, job.limit_tokens)
     if (baseline or over) and any(_mixes_bos_with_gain(point.plan, model.tokenizer) for point in points):
         print_note(
             "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "
@@ -118,13 +120,12 @@ def eval_command(
     if over:
         run = ralm.sweep if out is None else partial(ralm.run_sweep, out, name=job.text, force=force)
         swept = run(text, model, jobs.option, points, **limit)
-        beginning = next(iter(swept.evaluations.values())).prepared.documents
         configs = [evaluation_config(job.text, beginning, model, point, job.limit_tokens) for point in points]
         return flags.TableOutput(lambda: swept.summary(configs), partial(print_sweep, swept, out))
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
     [point] = points
     evaluation = run(text, model, point.plan, source=point.source, parts=point.parts, baseline=baseline, **limit)
-    config = evaluation_config(job.text, evaluation.prepared.documents, model, point, job.limit_tokens)
+    config = evaluation_config(job.text, beginning, model, point, job.limit_tokens)
     return flags.TableOutput(lambda: evaluation.summary(config), partial(print_evaluation, evaluation, out))
 
 

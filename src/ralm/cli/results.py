@@ -29,13 +29,13 @@ MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 def print_evaluation(evaluation: perplexity.Evaluation, out: Path | None) -> None:
     """Print the measures of a reading, and those of its baseline if there is one."""
     read = evaluation.read
-    name = "with passages" if read.with_passage else "no passage found" if evaluation.passages else "no retrieval"
+    name = "with passages" if read.with_passage else "no passage found" if evaluation.has_source else "no retrieval"
     rows, changes = {name: evaluation.reading}, {}
     if evaluation.baseline is not None:
         rows = {"no retrieval": evaluation.baseline, **rows}
         changes = {} if evaluation.is_bounded else {name: evaluation.change}
     print_measures(rows, changes)
-    for sentence in read.sentences if evaluation.passages else ():
+    for sentence in read.sentences if evaluation.has_source else ():
         print_line(f"  {sentence}")
     if changes and read.near_duplicates:
         copied = read.gain_of_near_duplicates(evaluation.traced.contributions)
@@ -59,17 +59,18 @@ def print_measures(rows: Mapping[str, perplexity.Reading], changes: Mapping[str,
     print_table(["", "token ppl", "word ppl", "bits/byte", "change", "seconds"], cells)
     first = next(iter(rows.values())).measures
     print_line(f"  {first.tokens:,} tokens, {first.words:,} words; change: of the token perplexity from the first row")
-    for change in [*changes.values()][:1]:
-        print_line(f"  {_about(change, next(iter(rows.values())).unit)}")
+    if changes:
+        print_line(f"  {_about([*changes.values()], next(iter(rows.values())).unit)}")
     for name, shown in measures.items():
         if "exact" in shown:
             print_line(f"  {name}: {to_float(shown['exact']):.1%} of the tokens are known, the others by bounds")
 
 
-def _about(change: Estimate, unit: str) -> str:
-    """What an interval is over, or why there is none."""
+def _about(changes: Sequence[Estimate], unit: str) -> str:
+    """What intervals are over, or why there are none."""
     units = "documents" if unit == "document" else f"stretches of {STRETCH} tokens"
-    return f"{change.units:,} {units}: {'95% intervals' if change.ends else NO_INTERVAL}"
+    known = any(change.ends for change in changes)
+    return f"{changes[0].units:,} {units}: {'95% intervals' if known else NO_INTERVAL}"
 
 
 def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
@@ -97,8 +98,8 @@ def print_sweep(swept: sweep.Sweep, out: Path | None) -> None:
     ]
     print_table([f"--{swept.option}", "token ppl", "word ppl", "bits/byte", "none", "change", "from the first"], rows)
     print_line("  none: the token perplexity without passages; change: of the token perplexity from there")
-    first = next(iter(swept.evaluations.values()))
-    print_line(f"  {_about(first.change, first.reading.unit)}")
+    evaluations = [*swept.evaluations.values()]
+    print_line(f"  {_about([one.change for one in evaluations], evaluations[0].reading.unit)}")
     print_line(
         f"  {swept.scored:,} of {swept.requests:,} requests scored, {swept.retrievals:,} retrievals: the rest shared"
     )
@@ -126,8 +127,7 @@ def print_comparison(compared: Comparison) -> None:
         for run in compared.runs
     ]
     print_table(["", "token perplexity", "change from the first"], rows, pad_edge=False)
-    has_intervals = any(run.change is not None and run.change.ends for run in compared.runs)
-    about = "95% intervals" if has_intervals else NO_INTERVAL
+    about = "95% intervals" if any(run.token_perplexity.ends for run in compared.runs) else NO_INTERVAL
     print_line(f"  {compared.targets:,} tokens; {compared.units:,} {compared.noun}: {about}")
 
 

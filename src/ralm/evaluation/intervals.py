@@ -12,7 +12,7 @@ Letters of shapes: T values, U units.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, log, nan, sqrt
+from math import inf, nan, sqrt
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -27,7 +27,7 @@ LEVEL: Final = 0.05
 MIN_UNITS: Final = 10
 """Fewer units give no interval."""
 _EQUAL: Final = 1e-6
-"""Units that differ less, as a share of their mean, are equal but for the rounding of log-probabilities."""
+"""Units that differ less, as a share of their level, are equal but for the rounding of log-probabilities."""
 NO_INTERVAL: Final = f"no interval: fewer than {MIN_UNITS} of them, or none differs"
 """Why a figure may stand without its interval."""
 STRETCH: Final = 512
@@ -134,25 +134,30 @@ def stretches(targets: int) -> IntArray:
     return np.arange(targets) // STRETCH
 
 
-def estimate(units: Units, scale: Statistic) -> Estimate:
+def estimate(units: Units, statistic: Statistic) -> Estimate:
     """Return the figure of a run. Units that count nothing are left out."""
     units = units.select(units.counts_U > 0)
-    if scale == "share":
+    if statistic == "share":
         return _share(units)
-    figure = np.exp if scale == "perplexity" else np.array
-    return _student(units.mean, units.deviations_U, figure)
+    figure = np.exp if statistic == "perplexity" else np.array
+    return _student(units.mean, units.deviations_U, abs(units.mean), figure)
 
 
-def compare(units: Units, base: Units, scale: Statistic) -> Estimate:
+def compare(units: Units, base: Units, statistic: Statistic) -> Estimate:
     """Return the change from the figure of a base to that of a run over the same units: the difference, or the
     relative change, which is negative if the figure is lower. Units that count nothing in one of both are left out."""
     both_U = (units.counts_U > 0) & (base.counts_U > 0)
     units, base = units.select(both_U), base.select(both_U)
-    if scale == "ratio":
-        change = log(units.mean / base.mean) if min(units.mean, base.mean) > 0 else nan
-        return _student(change, units.deviations_U / units.mean - base.deviations_U / base.mean, np.expm1)
-    figure = np.expm1 if scale == "perplexity" else np.array
-    return _student(units.mean - base.mean, units.deviations_U - base.deviations_U, figure)
+    with np.errstate(invalid="ignore", divide="ignore"):  # of impossible texts
+        if statistic == "ratio":
+            means = np.array([units.mean, base.mean])
+            change, before = np.log(means).tolist() if (means > 0).all() else (nan, nan)
+            deviations_U = units.deviations_U / units.mean - base.deviations_U / base.mean
+            return _student(change - before, deviations_U, 1.0, np.expm1)
+        level = max(abs(units.mean), abs(base.mean))
+        deviations_U = units.deviations_U - base.deviations_U
+        figure = np.expm1 if statistic == "perplexity" else np.array
+        return _student(units.mean - base.mean, deviations_U, level, figure)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -167,14 +172,15 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def _student(centre: float, deviations_U: DoubleArray, figure: Callable[[Any], Any]) -> Estimate:
-    """Return the figure of a mean with these deviations of its units, and Student's interval if it is known."""
+def _student(centre: float, deviations_U: DoubleArray, level: float, figure: Callable[[Any], Any]) -> Estimate:
+    """Return the figure of a mean with these deviations of its units, and Student's interval if it is known. Figures of
+    this level differ by more than their rounding."""
     units = len(deviations_U)
     error = sqrt(float((deviations_U**2).sum()) * units / (units - 1)) if units >= MIN_UNITS else 0.0
     reach = float(stdtrit(units - 1, 1 - LEVEL / 2)) * error if units > 1 else 0.0
-    with np.errstate(over="ignore"):  # a perplexity may be infinite
+    with np.errstate(over="ignore", invalid="ignore"):  # a perplexity may be infinite
         value, low, high = map(float, figure(np.array([centre, centre - reach, centre + reach])))
-    if not (_EQUAL * abs(centre) < error < inf):
+    if not (_EQUAL * level / sqrt(max(units, 1)) < error < inf):
         return Estimate(value=value, units=units)
     p_value = 2 * float(stdtr(units - 1, -abs(centre) / error))
     return Estimate(value=value, units=units, low=low, high=high, p_value=p_value)

@@ -118,11 +118,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """A text read with its passages (without any if there was no source), and its baseline or None."""
+    """A text read with the passages of its source if it has one, and its baseline or None."""
 
     prepared: PreparedText
     reading: Reading
     baseline: Reading | None
+    has_source: bool
     passages: Passages
 
     @property
@@ -226,6 +227,7 @@ def evaluate_text(
         prepared=prepared,
         reading=_reading(prepared, scorer, lambda one: score_text(prepared, one, hits, passages, parts)),
         baseline=_reading(prepared, scorer, lambda one: score_text(prepared, one)) if baseline else None,
+        has_source=source is not None,
         passages=passages,
     )
 

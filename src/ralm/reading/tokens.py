@@ -108,9 +108,9 @@ def prepare_text(
         plans.append(make_plan(len(document_tokens), options))
         begins.append(begins[-1] + len(document) + len(_BETWEEN))
     if not documents:
-        raise TextError(f"all {len(beginnings):,} documents have fewer than two tokens: there is nothing to score.")
+        raise TextError(f"none of {len(beginnings):,} documents has a token to score: give longer ones.")
     if left_out := len(beginnings) - len(documents):
-        message = f"documents with fewer than two tokens are left out, since nothing in them is scored: {left_out:,}."
+        message = f"documents without a token to score are left out: {left_out:,}."
         warnings.warn(message, RalmWarning, stacklevel=3)
     columns = np.array(begins[:-1]), np.concatenate(tokens), np.concatenate(spans)
     prepared = PreparedText(documents, *columns, join_plans(plans))

@@ -126,10 +126,12 @@ def order_rows(orders: Sequence[Order], samples: Mapping[Measure, Sample]) -> li
 
 def _change_of(better: Sample, worse: Sample) -> Estimate | None:
     """The change from the worse to the better figure; None if they are not of the same units."""
-    if better.base or worse.base or not np.array_equal(better.units.counts_U, worse.units.counts_U):
+    if not np.array_equal(better.units.counts_U, worse.units.counts_U):
         return None
     change = compare(better.units, worse.units, better.scale)
-    return change if better.scale in ("ratio", "perplexity") else change.times(better.factor)
+    is_relative = better.scale in ("ratio", "perplexity") and better.base is None
+    change = change if is_relative else change.times(better.factor)
+    return None if math.isnan(change.value) else change
 
 
 def _verdict(change: Estimate | None, p_value: float | None, *, smaller_is_better: bool) -> str:

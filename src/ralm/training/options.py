@@ -72,7 +72,7 @@ class RerankerOptions:
     """How a reranker reads pairs, and what counts besides its score.
 
     `rank_prior` lowers the score of a candidate by a weight times the logarithm of its rank: training begins from the
-    retriever's order. The paper has no such term. `pairs` decides memory and speed, not the result. Raises UsageError
+    retriever's order. The paper has no such term. Raises UsageError
     if a value is out of range.
     """
 

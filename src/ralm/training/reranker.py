@@ -67,7 +67,7 @@ def train_reranker(
             },
             "init": dict(model.config),
             "training": asdict(options),
-            "reading": {name: value for name, value in asdict(reading).items() if name != "pairs"},
+            "reading": asdict(reading),
         }
         trainable = cross_encoder.CrossEncoderLoss(model, signals, index.passages, reading, fitted_to=training_E)
 

@@ -206,7 +206,8 @@ class _Training:
         self._loss.model.load_state_dict(self._first)
         ended = time.perf_counter()
         seconds = (trained - began) / steps + (ended - trained) / options.evaluate_every
-        steps = int((60 * options.budget - (ended - began)) / seconds)
+        spent = ended - began + ended - trained  # the trial, and the evaluation before the first step
+        steps = int((60 * options.budget - spent) / seconds)
         if steps < 1:
             raise UsageError(
                 f"`budget` {options.budget:g} minutes has no room for one step, which takes {seconds:,.1f} seconds, "

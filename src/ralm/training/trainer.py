@@ -24,6 +24,7 @@ from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import SequentialSampler
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
+from transformers.trainer_utils import IntervalStrategy
 
 from ralm.errors import FolderError, StorageError, short_message
 from ralm.records import IntArray
@@ -194,10 +195,12 @@ class Steps(TrainerCallback):  # type: ignore[misc]
             first = self._loss.describe(int(batch_B[0]))
             raise NotFiniteError(f"the gradient of a batch of {len(batch_B)} that begins with {first} is not finite")
 
-    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Record the loss of the last steps too."""
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Record the losses of the last steps too, which not every version of transformers does."""
         self._advance()
-        control.should_log |= state.global_step >= state.max_steps
+        if state.global_step >= state.max_steps:
+            control.should_log = True
+            control.should_evaluate = args.eval_strategy != IntervalStrategy.NO
 
     def on_evaluate(self, _args: Any, state: Any, _control: Any, metrics: dict[str, float], **_: Any) -> None:
         """Keep the weights that the training began with, unless later ones are better."""
