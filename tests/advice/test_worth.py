@@ -129,6 +129,12 @@ def test_gains_that_are_all_0_are_no_verdict(tmp_path: Path, model: WritingModel
     assert worth.sentence.startswith("No verdict: all gain the same, which gives no interval (16). The gain is +0.000")
 
 
+def test_near_duplicates_alone_help_where_no_other_passage_is_found() -> None:
+    gains = np.random.default_rng(1).normal(1, 0.1, 64).tolist()
+    verdict, gain, _ = judge_units([MeasuredUnit({FIRST: (0.0, 1), ALL: (every, 1)}) for every in gains], 64, last=True)
+    assert (verdict, gain.value, gain.ends) == ("near duplicates", 0, None)
+
+
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 @pytest.mark.parametrize("name", ["normal", "skewed"])
 def test_any_false_verdict_has_a_probability_of_at_most_5_percent(name: str, correlation: float) -> None:

@@ -95,15 +95,31 @@ def test_intervals_keep_their_level(units: int, normal: float, exponential: floa
         (Units.each(np.full(40, 0.5)), Units.each(np.zeros(40))),
         (Units.each(np.arange(40.0)), Units.each(np.arange(40.0))),
         (Units.each(np.arange(40, dtype=np.float32) / 3 + 0.1), Units.each(np.arange(40) / 3)),
+        (Units.each(np.linspace(3, 4, 40) + 2e-9 + np.linspace(0, 1e-10, 40)), Units.each(np.linspace(3, 4, 40))),
         (Units(np.zeros(40), np.zeros(40)), Units(np.zeros(40), np.zeros(40))),
         (Units.each(np.full(40, np.inf)), Units.each(np.zeros(40))),
     ],
-    ids=["one", "nine", "equal changes", "no change", "equal but for rounding", "nothing counted", "impossible"],
+    ids=[
+        "one",
+        "nine",
+        "equal changes",
+        "no change",
+        "equal but for rounding",
+        "rounded in one way",
+        "nothing counted",
+        "impossible",
+    ],
 )
 def test_units_that_say_nothing_of_others_give_no_interval(units: Units, base: Units) -> None:
     for scale in ("mean", "share", "perplexity"):
         change = compare(units, base, scale)
         assert (change.ends, change.p_value, change.is_above, change.is_below) == (None, None, False, False)
+
+
+@pytest.mark.parametrize("level", [0.0, math.inf])
+def test_a_relative_change_from_nothing_or_an_impossible_text_is_unknown(level: float) -> None:
+    change = compare(Units.each(np.linspace(1, 2, 20)), Units.each(np.full(20, level)), "ratio")
+    assert (math.isfinite(change.value) and change.value != -1, change.ends) == (False, None)
 
 
 def test_units_that_count_nothing_are_left_out() -> None:
