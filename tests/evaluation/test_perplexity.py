@@ -69,8 +69,8 @@ def test_evaluation_counts_under_each_semantics() -> None:
     paper = evaluate_text(TEXT, model, OPTIONS, source=source(), baseline=True)
     official = evaluate_text(TEXT, model, replace(OPTIONS, semantics="official"), source=source())
     assert (paper.reading.measures.tokens, official.reading.measures.tokens) == (19, 20)
-    assert (paper.reading.measures.words, official.reading.measures.words) == (20, 19)
-    assert paper.reading.measures.bytes == len(TEXT)
+    assert (paper.reading.measures.words, official.reading.measures.words) == (19, 19)
+    assert (paper.reading.measures.bytes, official.reading.measures.bytes) == (len(TEXT) - 1, len(TEXT))
     assert paper.baseline is not None
     assert paper.baseline.scored.passages_T.tolist() == [NO_PASSAGE] * 19
     assert paper.reading.measures.token_perplexity == pytest.approx(np.exp(paper.reading.scored.nll / 19))
@@ -118,7 +118,7 @@ def test_limit_takes_the_beginning() -> None:
     whole = evaluate_text(TEXT, model, OPTIONS)
     part = evaluate_text(TEXT, model, OPTIONS, limit_tokens=8)
     np.testing.assert_array_equal(part.reading.scored.log_probs_T, whole.reading.scored.log_probs_T[:7])
-    assert part.reading.measures.words == 8
+    assert part.reading.measures.words == 7
 
 
 def test_titles_are_read() -> None:

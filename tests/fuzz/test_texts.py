@@ -140,7 +140,8 @@ def adds_up(evaluation: Evaluation, text: str) -> None:
     prepared, reading, baseline = evaluation.prepared, evaluation.reading, evaluation.baseline
     assert baseline is not None
     assert text.startswith(prepared.text)
-    assert reading.measures.bytes == len(prepared.text.encode())
+    assert reading.measures.bytes == sum(len(text.encode()) for text in prepared.counted_texts)
+    assert all(text.endswith(counted) for text, counted in zip(prepared.documents, prepared.counted_texts, strict=True))
     assert np.isfinite(reading.scored.log_probs_T).all()
     assert (reading.scored.log_probs_T <= 0).all()
     shown = evaluation.traced
