@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[1]
 SOURCE: Final = ROOT / "src" / "ralm"
 WORDS: Final = Path(__file__).with_name("house_words.toml")
-GENERATED: Final = {"command-line.md", "python-api.md"}
+GENERATED: Final = {"command-line.md", "python-api.md", "reference-figures.md"}
 BLOCK: Final = 8
 """Two blocks of so many equal lines of code are a duplicate."""
 
@@ -72,11 +72,11 @@ def figures(modules: list[Module]) -> list[Figure]:
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
     return [
         Figure("files in src", len(modules), aim=220, limit=271),
-        Figure("lines in src", sum(lengths), aim=40_000, limit=47_879),
+        Figure("lines in src", sum(lengths), aim=40_000, limit=47_850),
         Figure("median lines of a file", statistics.median(lengths), aim=130, limit=130, at_least=True),
         Figure("lines of the longest file", max(lengths), aim=450, limit=450),
         Figure("imports, % of lines", 100 * imports / sum(lengths), aim=6, limit=8),
-        Figure("lines in tests", tests, aim=32_000, limit=43_416),
+        Figure("lines in tests", tests, aim=32_000, limit=43_403),
         Figure("words in docs, hand-written", words, aim=36_000, limit=30_438),
     ]
 
