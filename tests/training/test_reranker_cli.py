@@ -87,10 +87,10 @@ def test_a_language_model_says_what_counts_beside_its_score(folder: Path) -> Non
 def test_a_budget_says_what_it_did_to_the_schedule(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count()
     monkeypatch.setattr("ralm.training.run.time.perf_counter", lambda: float(next(seconds)))
-    answer = ralm(*TRAIN, *SETTINGS, "--held-out", "0", "--budget", "0.08", "--out", "planned")
+    answer = ralm(*TRAIN, *SETTINGS, "--held-out", "0", "--budget", "0.06", "--out", "planned")
     assert answer.status == 0, answer.err
     assert (
-        "--budget 0.08: 4 instead of 8 steps were planned, so the learning rate is highest (0.01) after 0,"
+        "--budget 0.06: 4 instead of 8 steps were planned, so the learning rate is highest (0.01) after 0,"
         in answer.out
     )
     assert "no document was held out, which would say what was gained" in answer.out

@@ -205,9 +205,9 @@ class _Training:
                 trainer.evaluate()
         self._loss.model.load_state_dict(self._first)
         ended = time.perf_counter()
-        seconds = (trained - began) / steps + (ended - trained) / options.evaluate_every
-        spent = ended - began + ended - trained  # the trial, and the evaluation before the first step
-        steps = int((60 * options.budget - spent) / seconds)
+        evaluation = ended - trained if len(self._held_out_E) else 0.0
+        seconds = (trained - began) / steps + evaluation / options.evaluate_every
+        steps = int((60 * options.budget - (ended - began) - evaluation) / seconds)  # one is before the first step
         if steps < 1:
             raise UsageError(
                 f"`budget` {options.budget:g} minutes has no room for one step, which takes {seconds:,.1f} seconds, "
