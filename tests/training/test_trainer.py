@@ -171,7 +171,7 @@ def test_it_stops_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
 def test_a_budget_plans_fewer_steps_that_a_killed_training_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three steps and an evaluation take a second each, and every fifth step is evaluated, and the beginning: ten fit."""
+    """Three steps and an evaluation take a second each; the beginning and every fifth step are evaluated: ten fit."""
     options = replace(OPTIONS, budget=8.5 / 60, evaluate_every=5)
     seconds = itertools.count()
     monkeypatch.setattr("ralm.training.run.time.perf_counter", lambda: float(next(seconds)))
