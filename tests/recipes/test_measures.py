@@ -115,7 +115,7 @@ def test_an_order_is_judged_by_the_paired_change(folders: Folders) -> None:
 
 
 def answered(*values: float) -> Sample:
-    return Sample(units=Units.each(np.array(values)), scale="share", factor=100)
+    return Sample(units=Units.each(np.array(values)), statistic="share", factor=100)
 
 
 def test_verdicts_follow_the_paired_change() -> None:
@@ -132,8 +132,8 @@ def test_many_orders_need_more_than_one() -> None:
     """A change with a p-value of 0.02 is seen alone, and not among ten that are not clear."""
     random = np.random.default_rng(3)
     plain = answered(*[0.0] * 40)
-    weak = Sample(units=Units.each(np.repeat([1.0, 0.0, -1.0], [8, 31, 1])), scale="mean")
-    noise = [(Sample(units=Units.each(random.normal(size=40)), scale="mean"), plain) for _ in range(9)]
+    weak = Sample(units=Units.each(np.repeat([1.0, 0.0, -1.0], [8, 31, 1])), statistic="mean")
+    noise = [(Sample(units=Units.each(random.normal(size=40)), statistic="mean"), plain) for _ in range(9)]
     assert judged("exact_matches", (weak, plain))[0]["verdict"] == "seen"
     assert judged("exact_matches", (weak, plain), *noise)[0]["verdict"] == "not clear"
 

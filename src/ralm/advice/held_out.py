@@ -7,7 +7,7 @@ A question is asked as `ralm ask` asks it, with a passage and without one, and i
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Final, TypeAlias
 
@@ -20,10 +20,10 @@ from ralm.answering.prompt_reader import chosen_prompt
 from ralm.answering.prompts import tokens_after
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder
-from ralm.corpus.decontamination import NGRAM, Decontamination
-from ralm.corpus.words import bare_words
+from ralm.corpus.decontamination import Decontamination
 from ralm.errors import TextError, UsageError
 from ralm.evaluation.intervals import STRETCH
+from ralm.evaluation.passages_read import overlap_with
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Option, check_options, seed_option
 from ralm.protocols import Tokenizer, WritingModel
@@ -36,8 +36,6 @@ from ralm.training.options import ExampleOptions
 
 SEQUENCE: Final = 256
 _LONGEST_ANSWER: Final = 32
-STANDS_IN: Final = 0.5
-"""Of a passage whose runs of 13 words are to more than this share in a unit, the document is a copy of the unit."""
 
 QuestionPrompts: TypeAlias = Callable[[Passages, int], IntArray]
 """Makes the prompt of a question with the passage of a number, or without one for `NO_PASSAGE`."""
@@ -181,11 +179,5 @@ def _unit_of_document(document: Document, whole: str, tokenizer: Tokenizer, opti
 def _unit(
     name: str, text: str, examples: Sequence[Example], queries: Sequence[str], prompts: QuestionPrompts | None = None
 ) -> Unit:
-    overlap = _overlap_with(text)
+    overlap = overlap_with((text,))
     return Unit(name, [replace(example, runs=overlap.hashes) for example in examples], queries, overlap, prompts)
-
-
-@lru_cache(maxsize=8)
-def _overlap_with(text: str) -> Decontamination:
-    """Finds runs of 13 words of a text, which may be that of many stretches, in passages; none if it is shorter."""
-    return Decontamination.of(texts=[text]) if len(bare_words(text)) >= NGRAM else Decontamination()

@@ -18,11 +18,12 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ralm.advice.held_out import SEQUENCE, STANDS_IN, HeldOut, Unit, WorthOptions
+from ralm.advice.held_out import SEQUENCE, HeldOut, Unit, WorthOptions
 from ralm.answering.likelihoods import NO_TOKENS
 from ralm.corpus.store import PassageStore
 from ralm.errors import BudgetError
 from ralm.evaluation.intervals import MIN_UNITS
+from ralm.evaluation.passages_read import COPY
 from ralm.lm.scoring import Scorer, split_by_tokens
 from ralm.protocols import Retriever
 from ralm.reading.mixture import mix, similarity_log_weights
@@ -191,7 +192,7 @@ class Meter:
     def _copies(self, unit: Unit, hits: Hits) -> set[str]:
         """Return the documents of which a passage stands in the unit."""
         numbers = [number for number in np.unique(hits.numbers_QK).tolist() if number != NO_PASSAGE]
-        return {self._document(number) for number in numbers if self._overlap(unit, number) > STANDS_IN}
+        return {self._document(number) for number in numbers if self._overlap(unit, number) > COPY}
 
     def _document(self, number: int) -> str:
         return self.passages[number].document_id
@@ -240,7 +241,7 @@ class Meter:
     def measure(self, unit: Unit, rows: Sequence[Row]) -> MeasuredUnit:
         """The unit with the gains of the readings that decide, whose requests were read."""
         with_passage = sum(row.passages[FIRST] != NO_PASSAGE for row in rows)
-        has_copy = any(self._overlap(unit, row.passages[ALL]) > STANDS_IN for row in rows)
+        has_copy = any(self._overlap(unit, row.passages[ALL]) > COPY for row in rows)
         return MeasuredUnit(self.gains(unit, rows), len(rows), with_passage, has_copy)
 
 

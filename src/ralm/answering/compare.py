@@ -87,9 +87,9 @@ def compare_columns(columns: Sequence[MetricColumns]) -> tuple[dict[str, int], F
         if not both_U.any():
             continue
         judged[name] = int(both_U.sum())
-        units, scale = [own[name].select(both_U) for own in columns], statistic_of(name)
-        measures[name] = [estimate(run, scale) for run in units]
-        differences[name] = [compare(run, units[0], scale) for run in units]
+        units, statistic = [own[name].select(both_U) for own in columns], statistic_of(name)
+        measures[name] = [estimate(run, statistic) for run in units]
+        differences[name] = [compare(run, units[0], statistic) for run in units]
     return judged, measures, differences
 
 

@@ -12,7 +12,7 @@ from ralm.corpus.words import bare_words
 from ralm.reading.provenance import Contribution
 from ralm.records import NO_PASSAGE, Passage, Provenance
 
-_COPY: Final = 0.5
+COPY: Final = 0.5
 """A passage with a larger share of its runs of 13 words in a text is a copy of a part of it."""
 
 
@@ -30,14 +30,14 @@ class PassagesRead:
     @classmethod
     def of(cls, documents: Sequence[str], provenance: Provenance, passages: Mapping[int, Passage]) -> "PassagesRead":
         """Count the passages that documents were read with."""
-        evaluated = _evaluated(tuple(documents))
+        evaluated = overlap_with(tuple(documents))
         overlaps = {number: evaluated.overlap(passage.text) for number, passage in passages.items()}
         return cls(
             targets=len(provenance.passages_TK),
             with_passage=int((provenance.passages_TK != NO_PASSAGE).any(axis=1).sum()),
             passages=len(passages),
             near_duplicates=frozenset(number for number, overlap in overlaps.items() if overlap > 0),
-            copies=sum(overlap > _COPY for overlap in overlaps.values()),
+            copies=sum(overlap > COPY for overlap in overlaps.values()),
         )
 
     def gain_of_near_duplicates(self, contributions: Sequence[Contribution]) -> float:
@@ -67,8 +67,8 @@ class PassagesRead:
         }
 
 
-@lru_cache(maxsize=4)
-def _evaluated(documents: tuple[str, ...]) -> Decontamination:
-    """Finds runs of 13 words of documents; none if all are shorter."""
+@lru_cache(maxsize=8)
+def overlap_with(documents: tuple[str, ...]) -> Decontamination:
+    """Find runs of 13 words of documents in passages; none if all documents are shorter."""
     long = [document for document in documents if len(bare_words(document)) >= NGRAM]
     return Decontamination.of(texts=long) if long else Decontamination()

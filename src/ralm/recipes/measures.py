@@ -1,7 +1,7 @@
 """Measures: figures with intervals from the results of finished steps.
 
-A measure reads a `Sample`: sums and counts over units (stretches of a text, or questions), and the scale of its figure
-(`ralm.evaluation.intervals`). So every figure has an interval over units, and two figures over the same units have a
+A measure reads a `Sample`: sums and counts over units (stretches of a text, or questions), and the statistic of its
+figure (`ralm.evaluation.intervals`). So every figure has an interval over units, and two over the same units have a
 paired one for their change. A gain is the difference of the log-probabilities of a token in two runs over the same
 targets, one with passages and one without, in nats.
 """
@@ -56,11 +56,11 @@ _WORD: Final = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """The units of a figure, its scale, and a factor such as 100 for percent. With a `base`, the figure is the change
-    from it."""
+    """The units of a figure, its statistic, and a factor such as 100 for percent. With a `base`, the figure is the
+    change from it."""
 
     units: Units
-    scale: Statistic
+    statistic: Statistic
     factor: float = 1.0
     base: Units | None = None
 
@@ -68,8 +68,8 @@ class Sample:
     def estimate(self) -> Estimate:
         """The figure with its interval."""
         if self.base is None:
-            return estimate(self.units, self.scale).times(self.factor)
-        return compare(self.units, self.base, self.scale).times(self.factor)
+            return estimate(self.units, self.statistic).times(self.factor)
+        return compare(self.units, self.base, self.statistic).times(self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,14 @@ def perplexity(run: Path, per: Per) -> Sample:
     nll_T, counted = _read_run(run)
     units = over_stretches(nll_T).counted_as(counted[per])
     if per == "byte":
-        return Sample(units=units, scale="ratio", factor=1 / math.log(2))
-    return Sample(units=units, scale="perplexity")
+        return Sample(units=units, statistic="ratio", factor=1 / math.log(2))
+    return Sample(units=units, statistic="perplexity")
 
 
 def relative_gain(run: Path, without: Path) -> Sample:
     """Return how much lower the bits per byte of a run are than those of one without passages, in percent."""
     nlls, base = (over_stretches(_read_run(path)[0]) for path in (run, without))
-    return Sample(units=nlls, scale="ratio", factor=-100, base=base)
+    return Sample(units=nlls, statistic="ratio", factor=-100, base=base)
 
 
 @lru_cache(maxsize=8)
@@ -142,7 +142,7 @@ def answer_log_probs(answers: Path) -> Sample:
         (0, 0) if total is None or not tokens else (total, tokens) for total, tokens in zip(*columns, strict=True)
     ]
     sums, counts = np.array(scored, np.float64).reshape(-1, 2).T
-    return Sample(units=Units(sums, counts), scale="mean")
+    return Sample(units=Units(sums, counts), statistic="mean")
 
 
 def choice_accuracy(choices: Path, category: str | None = None) -> Sample:
@@ -165,7 +165,7 @@ def _percent(values: list[bool | None]) -> Sample:
     """The share of right values among those that could be judged."""
     judged = np.array([value is not None for value in values], np.int64)
     right = np.array([bool(value) for value in values], np.float64)
-    return Sample(units=Units(right, judged), scale="share", factor=100)
+    return Sample(units=Units(right, judged), statistic="share", factor=100)
 
 
 def gain_of_class(run: Path, without: Path, kind: TokenClass) -> Sample:
@@ -185,7 +185,7 @@ def _gains(run: Path, without: Path) -> DoubleArray:
 def _mean_over(values_T: DoubleArray, chosen_T: NDArray[np.bool_]) -> Sample:
     """The mean of the chosen targets, over stretches of the text."""
     sums_U = over_stretches(values_T * chosen_T).sums_U
-    return Sample(units=Units(sums_U, over_stretches(chosen_T.astype(np.float64)).sums_U), scale="mean")
+    return Sample(units=Units(sums_U, over_stretches(chosen_T.astype(np.float64)).sums_U), statistic="mean")
 
 
 @lru_cache(maxsize=4)
@@ -244,12 +244,14 @@ def gain_below_overlap(run: Path, without: Path, percent: float) -> Sample:
     counts as read without: the share of the passage's runs of eight words that stand in the text."""
     gain_T = np.where(_overlaps(run) <= percent / 100, _gains(run, without), 0.0)
     units = over_stretches(-gain_T)
-    return Sample(units=units, scale="perplexity", factor=-100, base=Units(0 * units.sums_U, units.counts_U))
+    return Sample(units=units, statistic="perplexity", factor=-100, base=Units(0 * units.sums_U, units.counts_U))
 
 
 def share_below_overlap(run: Path, percent: float) -> Sample:
     """Return how many percent of the targets keep their passage, if those that overlap the text more are taken out."""
-    return Sample(units=over_stretches((_overlaps(run) <= percent / 100).astype(np.float64)), scale="mean", factor=100)
+    return Sample(
+        units=over_stretches((_overlaps(run) <= percent / 100).astype(np.float64)), statistic="mean", factor=100
+    )
 
 
 @lru_cache(maxsize=4)

@@ -128,8 +128,8 @@ def _change_of(better: Sample, worse: Sample) -> Estimate | None:
     """The change from the worse to the better figure; None if they are not of the same units."""
     if not np.array_equal(better.units.counts_U, worse.units.counts_U):
         return None
-    change = compare(better.units, worse.units, better.scale)
-    is_relative = better.scale in ("ratio", "perplexity") and better.base is None
+    change = compare(better.units, worse.units, better.statistic)
+    is_relative = better.statistic in ("ratio", "perplexity") and better.base is None
     change = change if is_relative else change.times(better.factor)
     return None if math.isnan(change.value) else change
 
