@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from benchmarks.dense import minilm
-from ralm.answering.evaluation import QuestionEvaluation, evaluate_questions
+from ralm.answering.evaluation import AnswerEvaluation, evaluate_questions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import Question, read_questions
 from ralm.answering.sources import GivenPassages, QuestionSource
@@ -104,9 +104,9 @@ def compare(asked: QuestionSet, model: WritingModel, folder: Path, encoder: str)
         _print_row(asked.name, name, replace(evaluation, rows=rows))
 
 
-def _print_row(asked: str, passages: str, evaluation: QuestionEvaluation) -> None:
+def _print_row(asked: str, passages: str, evaluation: AnswerEvaluation[Any, Any]) -> None:
     summary: Any = evaluation.summary()
-    held = f"{summary['has_answer']['1']:.1%}" if "has_answer" in summary else ""
+    held = f"{summary['has_answer']:.1%}" if "has_answer" in summary else ""
     gained = ""
     if "difference" in summary:
         low, high = summary["difference"]["gold_log_prob_interval"]

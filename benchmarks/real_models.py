@@ -22,38 +22,35 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.held_out_texts import DOCUMENT
 from benchmarks.real_rows import (
     CHOICE_ORDERS,
     MIXER_ORDERS,
     QUESTION_ORDERS,
     SCALES,
     TEXT_ORDERS,
-    TEXTS,
     Order,
     Row,
     prepare,
     rows,
 )
-from ralm.answering.compare import AnswersComparison, compare_answers
 from ralm.cli import program
 from ralm.cli.models import release_models, sharing_models
 from ralm.cli.output import with_interval
 from ralm.evaluation.intervals import LEVEL, Estimate, holm
-from ralm.runs.compare import compare_runs
+from ralm.runs.units import compare_runs
 
 RUNS: Final = Path("runs")
 _COSTS: Final = Path("costs")
 _SHOWN: Final = {
-    "exact_match": "exact match",
-    "contains": "contained",
-    "f1": "F1",
-    "gold_log_prob": "gold answer, nats a token",
-    "accuracy": "accuracy",
+    "token_perplexity": ".2f",
+    "exact_match": ".0%",
+    "contains": ".0%",
+    "f1": ".0%",
+    "gold_log_prob": ".2f",
 }
-"""Measures of answers and choices, with the headings of their columns."""
-_DECIDES: Final = ("contains", "gold_log_prob", "accuracy")
-"""The measures by which orders of questions and choices are judged."""
+"""Measures with a column, with the form of a figure."""
+_DECIDES: Final = ("token_perplexity", "contains", "gold_log_prob", "accuracy")
+"""The measures by which orders are judged."""
 
 
 def run_rows(
@@ -97,12 +94,8 @@ def report(wanted: Sequence[Row]) -> Iterator[str]:
         groups[group].append(how)
     orders = []
     for group, hows in groups.items():
-        if group.split("/")[1] in TEXTS:
-            yield from _text_table(group, hows)
-            orders += [*_text_orders(group, hows)]
-        else:
-            yield from _answer_table(group, hows)
-            orders += [*_answer_orders(group, hows)]
+        yield from _table(group, hows)
+        orders += [*_orders(group, hows)]
     yield from (
         "## Orders",
         "",
@@ -120,66 +113,40 @@ def report(wanted: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _folders(group: str, hows: Sequence[str]) -> list[Path]:
-    return [RUNS / group / how for how in hows]
-
-
-def _text_table(group: str, hows: Sequence[str]) -> Iterator[str]:
-    """Perplexities, and the changes against the first row."""
-    if len(hows) < 2:
-        return
-    found = compare_runs(_folders(group, hows), documents=DOCUMENT)
-    yield from (f"## {group}: {found.units} documents, {found.targets:,} targets", "")
-    yield from (f"| read with | token perplexity | against {hows[0]} |", "|---|---|---|")
-    for how, run in zip(hows, found.runs, strict=True):
-        change = "" if run.change is None else with_interval(run.change, "+.1%")
-        yield f"| {how} | {run.token_perplexity.value:.2f} | {change} |"
-    yield ""
-
-
-def _text_orders(group: str, hows: Sequence[str]) -> Iterator[tuple[str, Estimate]]:
-    for order in _given(TEXT_ORDERS, hows):
-        _, run = compare_runs(_folders(group, [order.worse, order.better]), documents=DOCUMENT).runs
-        assert run.change is not None
-        yield _order(group, order, "perplexity", with_interval(run.change, "+.1%"), run.change.times(-1))
-
-
-def _answer_table(group: str, hows: Sequence[str]) -> Iterator[str]:
-    """Measures of answers or choices, each with its interval."""
-    found = compare_answers(_folders(group, hows))
-    shown = [name for name in _SHOWN if name in found.measures]
-    yield from (f"## {group}: {found.questions} questions", "")
-    headings = ["read with", "passages hold an answer", *(_SHOWN[name] for name in shown)]
+def _table(group: str, hows: Sequence[str]) -> Iterator[str]:
+    """The measures of every row, and the changes of perplexities against the first."""
+    compared = compare_runs([RUNS / group / how for how in hows])
+    shown = {name: form for name, form in {**_SHOWN, "accuracy": ".0%"}.items() if name in compared.figures}
+    yield from (f"## {group}: {compared.units} {compared.noun}", "")
+    headings = ["read with", "has answer", *(name.replace("_", " ") for name in shown), f"against {hows[0]}"]
     yield from (f"| {' | '.join(headings)} |", "|---" * len(headings) + "|")
     for place, how in enumerate(hows):
-        cells = [how, _has_answer(group, how), *(_measure(name, found.measures[name][place]) for name in shown)]
-        yield f"| {' | '.join(cells)} |"
+        estimates = compared.estimates(place)
+        cells = [how, _percent(estimates.get("has_answer"))]
+        cells += [with_interval(estimates[name], form) for name, form in shown.items()]
+        change = estimates.get("token_perplexity_from_first")
+        yield f"| {' | '.join([*cells, '' if change is None else with_interval(change, '+.1%')])} |"
     yield ""
 
 
-def _has_answer(group: str, how: str) -> str:
-    """The share of questions with an answer in one of the passages that are read."""
-    summary: Any = json.loads((RUNS / group / how / "summary.json").read_bytes())
-    shares = [*summary.get("has_answer", {}).values()]
-    return f"{shares[-1]:.0%}" if shares else ""
+def _percent(share: Estimate | None) -> str:
+    return "" if share is None else f"{share.value:.0%}"
 
 
-def _answer_orders(group: str, hows: Sequence[str]) -> Iterator[tuple[str, Estimate]]:
-    for order in _given((*QUESTION_ORDERS, *MIXER_ORDERS, *CHOICE_ORDERS), hows):
-        found: AnswersComparison = compare_answers(_folders(group, [order.worse, order.better]))
+def _orders(group: str, hows: Sequence[str]) -> Iterator[tuple[str, Estimate]]:
+    """The orders of a group with the measures that decide them: the cells of each, and its improvement."""
+    for order in _given((*TEXT_ORDERS, *QUESTION_ORDERS, *MIXER_ORDERS, *CHOICE_ORDERS), hows):
+        compared = compare_runs([RUNS / group / order.worse, RUNS / group / order.better])
         for name in _DECIDES:
-            if name in found.differences:
-                change = found.differences[name][1]
-                yield _order(group, order, _SHOWN[name], _measure(name, change, sign="+"), change)
+            if name in compared.changes:
+                change, is_perplexity = compared.changes[name][1], name == "token_perplexity"
+                form = "+.1%" if is_perplexity else "+.2f" if name == "gold_log_prob" else "+.0%"
+                cells = [group, f"{order.better} over {order.worse}", order.source, name.replace("_", " ")]
+                yield " | ".join([*cells, with_interval(change, form)]), change.times(-1 if is_perplexity else 1)
 
 
 def _given(orders: Sequence[Order], hows: Sequence[str]) -> list[Order]:
     return [one for one in orders if one.better in hows and one.worse in hows]
-
-
-def _order(group: str, order: Order, measure: str, change: str, improvement: Estimate) -> tuple[str, Estimate]:
-    """The cells of a row of the table of orders, and the improvement that decides it."""
-    return f"{group} | {order.better} over {order.worse} | {order.source} | {measure} | {change}", improvement
 
 
 def _verdict(improvement: Estimate, p_value: float | None) -> str:
@@ -187,10 +154,6 @@ def _verdict(improvement: Estimate, p_value: float | None) -> str:
     if p_value is None:
         return "no interval"
     return "not clear" if p_value > LEVEL else "seen" if improvement.value > 0 else "the other way"
-
-
-def _measure(name: str, figure: Estimate, sign: str = "") -> str:
-    return with_interval(figure, f"{sign}.2f" if name == "gold_log_prob" else f"{sign}.0%")
 
 
 def _cost(name: str) -> str:

@@ -70,9 +70,9 @@ class Scale:
 
 
 _SMALL: Final = Scale(
-    documents=12,
+    documents=32,
     words=48,
-    questions=60,
+    questions=200,
     subject_questions=2,
     stride=16,
     passage_words=64,
@@ -166,11 +166,11 @@ def prepare(scale: Scale) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Writes the inputs in the current folder; yields the folder of each index, and its `ralm` command."""
     INPUTS.mkdir(exist_ok=True)
     for name in TEXTS:
-        text, corpus = INPUTS / f"{name}.txt", INPUTS / f"{name}-corpus.jsonl"
+        text, corpus = INPUTS / f"{name}.jsonl", INPUTS / f"{name}-corpus.jsonl"
         if not text.exists():
             rest, held_out = _split(name, scale)
             _write_lines(corpus, (asdict(one) for one in rest))
-            text.write_text(text_of(_spread(held_out, scale.documents), scale.words), encoding="utf-8")
+            _write_lines(text, ({"text": text_of([one], scale.words)} for one in _spread(held_out, scale.documents)))
         index = ("index", str(corpus), "--words", str(scale.passage_words), "--fields", "metadata=")
         yield str(INPUTS / name), index
         if name == _CLEANED:
@@ -272,7 +272,7 @@ def rows(models: Path, scale: Scale) -> list[Row]:
 
 
 def _text_rows(name: str, model: Path, text: str, scale: Scale, others: Sequence[str]) -> Iterator[Row]:
-    plain = ("eval", str(INPUTS / f"{text}.txt"), "--lm", str(model), *scale.plan)
+    plain = ("eval", str(INPUTS / f"{text}.jsonl"), "--lm", str(model), *scale.plan)
     read = (*plain, "--index", str(INPUTS / text))
     strided, stride = (*read, "--stride", str(scale.stride)), ("--stride", str(scale.stride))
     among = f"candidates={scale.candidates}"

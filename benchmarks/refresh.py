@@ -21,7 +21,7 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 from benchmarks.dense import minilm
-from benchmarks.held_out_texts import DOCUMENT, MEDQUAD
+from benchmarks.held_out_texts import MEDQUAD
 
 LAYERS = 2
 MOST_TOKENS = 128
@@ -93,7 +93,7 @@ def main() -> None:
             vectors = [] if name == "before" else ["--retriever", f"dense:vectors={name}-encoder"]
             ended([started("eval", args.text, "--index", out / name, *read, *vectors, "--out", run)])
         print(f"\n{reader}", flush=True)
-        ended([started("report", runs["stale"], runs["before"], runs["refreshed"], "--documents", DOCUMENT)])
+        ended([started("report", runs["stale"], runs["before"], runs["refreshed"])])
 
 
 if __name__ == "__main__":

@@ -85,7 +85,6 @@ def test_reports_that_passed(folder: Path, report: Callable[[Path], Any], expect
         ("prompts", lambda _: ralm.generate_many("sea", CountingModel(WordTokenizer()))),
         ("questions", lambda _: [*ralm.Answerer.answers(None, "sea")]),  # type: ignore[arg-type]
         ("paths", lambda index: ralm.compare_runs(str(index))),
-        ("paths", lambda index: ralm.compare_answers(str(index))),
         ("stop", lambda _: ralm.GenerationOptions(stop="ab")),  # type: ignore[arg-type]
         ("stop", lambda _: ralm.AnswerOptions(stop="ab")),  # type: ignore[arg-type]
         ("include", lambda _: FileSelection(include="*.md")),  # type: ignore[arg-type]

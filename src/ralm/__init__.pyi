@@ -10,15 +10,12 @@ from .advice.held_out import (
 from .advice.verdict import Worth as Worth, judge_corpus as judge_corpus
 from .answering.answerer import Answerer as Answerer, SourcedAnswer as SourcedAnswer
 from .answering.citations import AnswerSource as AnswerSource, Citation as Citation, citations as citations
-from .answering.compare import AnswersComparison as AnswersComparison, compare_answers as compare_answers
 from .answering.evaluation import (
-    ChoiceEvaluation as ChoiceEvaluation,
-    QuestionEvaluation as QuestionEvaluation,
+    AnswerEvaluation as AnswerEvaluation,
     answer_qrels as answer_qrels,
     evaluate_choices as evaluate_choices,
     evaluate_questions as evaluate_questions,
 )
-from .answering.judge import Judge as Judge
 from .answering.options import (
     AnswerOptions as AnswerOptions,
     QuestionFields as QuestionFields,
@@ -41,7 +38,13 @@ from .corpus.documents import Skipped as Skipped
 from .corpus.sources import Fields as Fields, read_documents as read_documents
 from .corpus.splitting import Splitting as Splitting, make_passages as make_passages
 from .errors import RalmError as RalmError, RalmWarning as RalmWarning
-from .evaluation.perplexity import Evaluation as Evaluation, Measures as Measures, evaluate_text as evaluate_text
+from .evaluation.comparison import Comparison as Comparison
+from .evaluation.perplexity import (
+    Evaluation as Evaluation,
+    Measures as Measures,
+    ReadingSettings as ReadingSettings,
+    evaluate_text as evaluate_text,
+)
 from .evaluation.retrieval import (
     JudgedRun as JudgedRun,
     judge_run as judge_run,
@@ -51,7 +54,6 @@ from .evaluation.retrieval import (
     retrieve_run as retrieve_run,
     write_run_file as write_run_file,
 )
-from .evaluation.sweep import SweepPoint as SweepPoint, sweep as sweep
 from .lm.api.endpoint import ApiOptions as ApiOptions
 from .lm.registry import ModelOptions as ModelOptions, load_language_model as load_language_model
 from .lm.scoring import Scorer as Scorer
@@ -136,9 +138,10 @@ from .retrieval.vectors import (
     remove_vectors as remove_vectors,
     set_default_vectors as set_default_vectors,
 )
-from .runs.compare import Comparison as Comparison, compare_runs as compare_runs
-from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_sweep
+from .runs.resume import run_evaluation as run_evaluation, sweep as sweep
 from .runs.run import write_run as write_run
+from .runs.sweep import Sweep as Sweep
+from .runs.units import compare_runs as compare_runs
 from .training.candidates import OnlineExamples as OnlineExamples
 from .training.options import (
     CandidateOptions as CandidateOptions,

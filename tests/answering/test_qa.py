@@ -276,7 +276,7 @@ def test_questions_without_gold_answers_are_answered_but_not_judged(model: Writi
     for name in ("exact_match", "token_match", "f1", "has_answer"):
         assert summary[name] == pytest.approx(alone[name], abs=1e-6)
     last = evaluation.rows[2].judged
-    assert (last.measures, last.agrees, last.gold_log_prob) == ({}, None, None)
+    assert (last.measures, last.gold_log_prob) == ({}, None)
     run_questions(tmp_path / "run", asked, model, PROMPT, source=Given())
     table = pq.read_table(tmp_path / "run" / "answers.parquet").to_pylist()
     assert [row["exact_match"] is None for row in table] == [False, False, True]

@@ -149,10 +149,10 @@ def test_choices_are_those_of_the_plain_loop(score: Any) -> None:
             totals, shares = mixers.score(
                 texts, len(rest.split()), tokens, start, next_log_probs(model), evidence=12, **HOW
             )
-            assert row.choice.log_probs_C is not None
-            assert row.choice.log_probs_C[place] == pytest.approx(sum(totals), abs=1e-5)
-            if place == row.choice.chosen:
-                found = [row.choice.shares[one.number] for one in row.passages]
+            assert row.judged.log_probs_C is not None
+            assert row.judged.log_probs_C[place] == pytest.approx(sum(totals), abs=1e-5)
+            if place == row.judged.chosen:
+                found = [row.judged.shares[one.number] for one in row.passages]
                 np.testing.assert_allclose(found, np.mean(shares, axis=0), atol=1e-5)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ralm.answering.answers import Answer
-from ralm.answering.evaluation import AnsweredQuestion, JudgedAnswer, QuestionEvaluation
+from ralm.answering.evaluation import AnsweredQuestion, AnswerEvaluation, JudgedAnswer
 from ralm.answering.metrics import ANSWER_MEASURES
 from ralm.answering.prompts import Cut
 from ralm.answering.questions import Question
@@ -35,12 +35,12 @@ def reading_of(log_probs: list[float]) -> Reading:
     return Reading(scored=scored, measures=measures, seconds=1.0, unit="stretch", unit_T=places_T)
 
 
-def answered(*tokens: GeneratedToken) -> QuestionEvaluation:
+def answered(*tokens: GeneratedToken) -> AnswerEvaluation[Question, JudgedAnswer]:
     answer = Answer("it", [GeneratedText("it", 0, tokens)], {})
     judged = JudgedAnswer(answer=answer, cut=Cut(), measures=dict.fromkeys(ANSWER_MEASURES, 1.0))
     question = Question("1", "what?", ("it",))
-    row = AnsweredQuestion(question=question, passages=(), answer_at=None, judged=judged)
-    return QuestionEvaluation(rows=[row], documents=0, seconds=1.0)
+    row = AnsweredQuestion(question=question, passages=(), judged=judged)
+    return AnswerEvaluation(rows=[row], documents=0, seconds=1.0)
 
 
 def token(*, bound_width: float = 0.0, certified: bool = True) -> GeneratedToken:

@@ -156,13 +156,13 @@ def test_the_interval_of_a_difference_is_paired() -> None:
     qrels = {str(topic): {"right": 1} for topic in range(40)}
     good = {str(topic): {"right": 2.0 if topic % 2 else 0.5, "wrong": 1.0} for topic in range(40)}
     worse = {topic: {**found, "worst": 3.0} for topic, found in good.items()}
-    summary: Any = library.judge_run(good, qrels, "RR", against=worse).summary()
+    judged = [library.judge_run(run, qrels, "RR").units for run in (worse, good)]
+    run: Any = library.Comparison(["worse", "good"], judged).as_json()["runs"]
     drop = {0: 1 / 2 - 1 / 3, 1: 1 - 1 / 2}
-    difference = summary["difference"]["RR"]
-    assert difference["mean"] == pytest.approx((drop[0] + drop[1]) / 2)
-    low, high = difference["interval"]
-    assert drop[0] < low < difference["mean"] < high < drop[1]
-    assert high - low < np.subtract(*summary["measures"]["RR"]["interval"][::-1])
+    assert run[1]["RR_from_first"] == pytest.approx((drop[0] + drop[1]) / 2)
+    low, high = run[1]["RR_from_first_interval"]
+    assert drop[0] < low < run[1]["RR_from_first"] < high < drop[1]
+    assert high - low < np.subtract(*run[1]["RR_interval"][::-1])
 
 
 TOPICS = {

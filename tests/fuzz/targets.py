@@ -14,8 +14,7 @@ from pydantic import JsonValue
 
 from ralm.corpus.sources import Skipped, read_documents
 from ralm.errors import DamagedFolderError, RalmWarning
-from ralm.evaluation.perplexity import evaluate_text
-from ralm.evaluation.sweep import SweepPoint
+from ralm.evaluation.perplexity import ReadingSettings, evaluate_text
 from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
@@ -164,7 +163,7 @@ def make_run(folder: Path) -> None:
     model = CountingModel(WordTokenizer(), max_length=10)
     evaluation = evaluate_text(RUN_TEXT, model, RUN_OPTIONS, source=source, baseline=True)
     config = evaluation_config(
-        Path("t.txt"), RUN_TEXT, model, SweepPoint(value="", plan=RUN_OPTIONS, source=source, parts=IN_CONTEXT), None
+        Path("t.txt"), RUN_TEXT, model, ReadingSettings(plan=RUN_OPTIONS, source=source, parts=IN_CONTEXT), None
     )
     write_run(folder / "run", evaluation, config, force=False)
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from ralm.errors import RalmError
-from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.evaluation.sweep import SweepPoint
+from ralm.evaluation.perplexity import Evaluation, ReadingSettings, evaluate_text
 from ralm.lm import TINY
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
@@ -178,7 +177,7 @@ def test_odd_texts_are_scored_or_refused(model: LocalLanguageModel, index: Path,
         adds_up(evaluation, text)
         if scored % 4 == 1:
             config = evaluation_config(
-                Path("x"), text, model, SweepPoint(value="", plan=plan, source=source, parts=parts), limit
+                Path("x"), text, model, ReadingSettings(plan=plan, source=source, parts=parts), limit
             )
             write_run(tmp_path / str(number), evaluation, config, force=False)
             assert json.dumps(build_report(open_run(tmp_path / str(number)), 100).as_json())

@@ -120,16 +120,18 @@ def test_parts_that_do_not_say_what_decides_their_results(tmp_path: Path) -> Non
 
 
 def test_a_sweep_of_own_parts_is_resumed(tmp_path: Path) -> None:
-    points = [
-        ralm.SweepPoint(value=name, plan=PLAN, source=source(), parts=Parts(reader=ralm.InContext(), reranker=reranker))
+    points = {
+        name: ralm.ReadingSettings(plan=PLAN, source=source(), parts=Parts(reader=ralm.InContext(), reranker=reranker))
         for name, reranker in {"first": None, "longest": Longest()}.items()
-    ]
-    expected = ralm.run_sweep(tmp_path / "whole", TEXT, whole := Bigrams(), "reranker", points)
+    }
+    expected = ralm.sweep(TEXT, whole := Bigrams(), "reranker", points, out=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        ralm.run_sweep(tmp_path / "sweep", TEXT, Bigrams(passes=8), "reranker", points)
-    swept = ralm.run_sweep(tmp_path / "sweep", TEXT, second := Bigrams(), "reranker", points)
+        ralm.sweep(TEXT, Bigrams(passes=8), "reranker", points, out=tmp_path / "sweep")
+    swept = ralm.sweep(TEXT, second := Bigrams(), "reranker", points, out=tmp_path / "sweep")
     assert 0 < second.read <= whole.read - 8
-    assert [row["nll"] for row in swept.rows()] == [row["nll"] for row in expected.rows()]
+    assert swept.rows() == expected.rows()
+    written = [tmp_path / "sweep" / f"reranker-{value}" for value in points]
+    assert ralm.compare_runs(written).estimates(1) == swept.comparison.estimates(1)
 
 
 def test_a_folder_of_somebody_else_is_kept(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import pytest
 from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, FolderExistsError, UsageError
-from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.evaluation.sweep import SweepPoint
+from ralm.evaluation.perplexity import Evaluation, ReadingSettings, evaluate_text
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
@@ -36,9 +35,7 @@ def written(out: Path, *, baseline: bool = True, parts: Parts = IN_CONTEXT, conf
     model = CountingModel(WordTokenizer(), max_length=10)
     evaluation = evaluate_text(TEXT, model, OPTIONS, source=source, parts=parts, baseline=baseline)
     settings = (
-        evaluation_config(
-            Path("t.txt"), TEXT, model, SweepPoint(value="", plan=OPTIONS, source=source, parts=parts), None
-        )
+        evaluation_config(Path("t.txt"), TEXT, model, ReadingSettings(plan=OPTIONS, source=source, parts=parts), None)
         if config is None
         else config
     )

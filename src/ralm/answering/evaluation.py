@@ -1,24 +1,23 @@
 """Evaluates question answering and multiple choice, with passages and without."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from time import perf_counter
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.answering import metrics, prompts, sources
 from ralm.answering.answers import Answer, answer_all, check_mixer, room_for_prompts
-from ralm.answering.judge import Judge
 from ralm.answering.likelihoods import GoldScore
-from ralm.answering.multiple_choice import Choice, ChoiceMethod, choice_columns, measures_of
+from ralm.answering.multiple_choice import Choice, ChoiceMethod, choice_columns, subject_figures
 from ralm.answering.options import AnswerOptions, AnswerSemantics
-from ralm.answering.questions import ChoiceQuestion, Question
+from ralm.answering.questions import ChoiceQuestion, Question, identity_of
 from ralm.errors import UsageError
-from ralm.evaluation.intervals import Units, compare, estimate
+from ralm.evaluation.comparison import Column, Comparison, UnitTable, fields_of
+from ralm.evaluation.intervals import Units
 from ralm.evaluation.retrieval import RetrievalRun
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
@@ -31,129 +30,148 @@ from ralm.terminal import progress_bar
 _QUESTIONS_AT_ONCE: Final = 16
 """Questions of multiple choice whose prompts are in memory at a time."""
 _Result = TypeVar("_Result")
-METRICS: Final = (*metrics.ANSWER_MEASURES, "agrees", "gold_log_prob")
-"""All that is known of an answer: its measures, the verdict of a judge, and the log-probability of the gold answer."""
-MetricColumns: TypeAlias = Mapping[str, Units]
-"""For each metric the sum of every question, and what it counts: 1, or the tokens of the gold answer; 0 if unknown."""
+Questions: TypeAlias = Sequence[Question] | Sequence[ChoiceQuestion]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JudgedAnswer:
-    """An answer with its `measures` (`metrics.ANSWER_MEASURES`), the verdict of a judge (`agrees`), the natural
-    log-probability of the first gold answer and its number of tokens, None where there is none or it is not known;
-    `cut` is the largest cut of a prompt. Without gold answers there are no measures."""
+    """An answer with its `measures` (`metrics.ANSWER_MEASURES`), the natural log-probability of the first gold answer
+    and its number of tokens, None where there is none or it is not known; `cut` is the largest cut of a prompt. Without
+    gold answers there are no measures."""
 
     answer: Answer
     cut: prompts.Cut
     measures: Mapping[str, float]
-    agrees: bool | None = None
     gold_log_prob: float | None = None
     gold_tokens: int | None = None
 
-    def metric(self, name: str) -> float | None:
-        """Return one of the `METRICS`, None if it is unknown."""
-        return {"agrees": self.agrees, "gold_log_prob": self.gold_log_prob, **self.measures}.get(name)
+
+_Asked = TypeVar("_Asked", bound=Question | ChoiceQuestion)
+_Judged = TypeVar("_Judged", bound=JudgedAnswer | Choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AnsweredQuestion:
+class AnsweredQuestion(Generic[_Asked, _Judged]):
     """A question with the passages that were read, best first, and its answer; with a baseline, also the answer to the
-    same prompt `without` passages, and the `closed` one to the prompt that asks without. `answer_at` is the rank, from
-    1, of the first passage that holds an answer (DPR's tokens, the text without its title), or None."""
+    same prompt `without` passages (of open questions), and the `closed` one to the prompt that asks without.
+    `answer_at` is the rank, from 1, of the first passage that holds an answer (DPR's tokens, the text without its
+    title), or None."""
 
-    question: Question
+    question: _Asked
     passages: Sequence[Passage]
-    answer_at: int | None
-    judged: JudgedAnswer
-    without: JudgedAnswer | None = None
-    closed: JudgedAnswer | None = None
+    answer_at: int | None = None
+    judged: _Judged
+    without: _Judged | None = None
+    closed: _Judged | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class QuestionEvaluation:
-    """Questions with their answers, with `documents` passages, after `seconds`; `judge` is the name of its model."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AnswerEvaluation(Generic[_Asked, _Judged]):
+    """Questions with their answers or choices, with `documents` passages, after `seconds`."""
 
-    rows: Sequence[AnsweredQuestion]
+    rows: Sequence[AnsweredQuestion[_Asked, _Judged]]
     documents: int
     seconds: float
-    judge: str | None = None
 
     @property
-    def columns(self) -> MetricColumns:
-        """The metrics of the answers."""
-        return _of_judged([row.judged for row in self.rows])
+    def has_choices(self) -> bool:
+        """Whether the questions are multiple choice."""
+        return isinstance(self.rows[0].question, ChoiceQuestion)
 
     @property
-    def scored_Q(self) -> NDArray[np.bool_]:
-        """Whether the gold answer of each question could be scored, with a baseline also without passages."""
-        books = ((row.judged, row.without or row.judged, row.closed or row.judged) for row in self.rows)
-        return np.array([all(one.gold_log_prob is not None for one in some) for some in books], dtype=np.bool_)
+    def units(self) -> UnitTable:
+        """The measures of the answers of each question."""
+        return self._units([row.judged for row in self.rows], has_passages=True)
 
-    def summary(self, scored_Q: NDArray[np.bool_] | None = None) -> dict[str, JsonValue]:
-        """Return the measures with 95% intervals over questions, as fractions; log-probabilities in nats a token.
+    @cached_property
+    def books(self) -> Comparison:
+        """The ways in which questions were asked, those without passages first."""
+        without = [row.without for row in self.rows if row.without is not None]
+        closed = [row.closed for row in self.rows if row.closed is not None]
+        ways = {name: self._units(way) for name, way in (("without_passages", without), ("closed_book", closed)) if way}
+        ways["with_passages" if self.documents else "closed_book"] = self.units
+        return Comparison([*ways], [*ways.values()])
 
-        Figures that stand side by side are of the same questions: the log-probability of gold answers is that of
-        `scored_Q` (None: all that could be scored, with a baseline in both ways). `gold_scored` counts them, and
-        `judge_failures` the answers without a verdict.
-        """
-        scored_Q = self.scored_Q if scored_Q is None else scored_Q
-        judged = [row.judged for row in self.rows]
-        found: dict[str, JsonValue] = {"questions": len(self.rows), **self._measures(judged, scored_Q)}
-        if self.documents:
-            ranks = [row.answer_at for row in self.rows if row.question.answers]
-            found["no_passage"] = sum(not row.passages for row in self.rows)
-            found["has_answer"] = {
-                str(k): float(np.mean([rank is not None and rank <= k for rank in ranks])) if ranks else None
-                for k in range(1, self.documents + 1)
-            }
-        tokens = [token for row in self.rows for token in row.judged.answer.tokens]
-        if any(token.is_bounded for token in tokens):
-            found["certified"] = float(np.mean([token.certified for token in tokens]))
-        found["without_answers"] = sum(not row.question.answers for row in self.rows)
-        found["cut"] = sum(bool(row.judged.cut) for row in self.rows)
-        found["gold_scored"] = int(np.count_nonzero(scored_Q))
-        if closed := [row.closed for row in self.rows if row.closed is not None]:
-            found["closed_book"] = self._measures(closed, scored_Q)
-        if without := [row.without for row in self.rows if row.without is not None]:
-            found["without_passages"] = self._measures(without, scored_Q)
-            found["difference"] = self._differences()
+    def _units(self, judged: Sequence[_Judged], *, has_passages: bool = False) -> UnitTable:
+        choices = [one for one in judged if isinstance(one, Choice)]
+        answers = [one for one in judged if isinstance(one, JudgedAnswer)]
+        asked = [row.question for row in self.rows]
+        subjects = [one.subject for one in asked if isinstance(one, ChoiceQuestion)]
+        columns = choice_columns(choices, subjects) if choices else _answer_columns(answers)
+        if has_passages and self.documents and answers:
+            gold_U = np.array([isinstance(one, Question) and bool(one.answers) for one in asked], dtype=np.int64)
+            read_U = np.array([float(row.answer_at is not None) for row in self.rows])
+            columns["has_answer"] = Column(Units(read_U * gold_U, gold_U), "share")
+        return UnitTable("questions", identity_of(asked), columns)
+
+    def summary(self) -> dict[str, JsonValue]:
+        """Return the measures with 95% intervals over questions, shares as fractions, log-probabilities in nats a
+        token. Figures of several ways of asking are of the same questions; `gold_scored` counts those whose gold answer
+        could be scored in all."""
+        books = self.books
+        own, last = {}, len(books.names) - 1
+        found: dict[str, JsonValue] = {"questions": len(self.rows)}
+        for place, name in enumerate(books.names):
+            figures = fields_of({measure: of[place] for measure, of in books.figures.items() if place in of})
+            if place < last:
+                found[name] = figures
+            else:
+                own = figures
+        found = {**found, **own, **self._counts()}
+        if last:
+            found["difference"] = fields_of({name: of[last] for name, of in books.changes.items() if last in of})
         found["seconds"] = self.seconds
         return found
 
-    def _measures(self, judged: Sequence[JudgedAnswer], scored_Q: NDArray[np.bool_]) -> dict[str, JsonValue]:
-        measures: dict[str, JsonValue] = {}
-        for name, units in _of_judged(judged).items():
-            counted = units.select(scored_Q | (name != "gold_log_prob"))
-            measures |= estimate(counted, metrics.statistic_of(name)).fields(name)
-        if self.judge is not None:
-            measures["judge_failures"] = sum(one.agrees is None and bool(one.measures) for one in judged)
-        return measures
+    def _counts(self) -> dict[str, JsonValue]:
+        """Count the questions without passages, the prompts that were cut and what could not be judged."""
+        judged = [row.judged for row in self.rows]
+        found: dict[str, JsonValue] = {"cut": sum(bool(one.cut) for one in judged)}
+        if self.documents:
+            found["no_passage"] = sum(not row.passages for row in self.rows)
+        if self.has_choices:
+            return found | self._counts_of_choices()
+        answers = [one for one in judged if isinstance(one, JudgedAnswer)]
+        tokens = [token for one in answers for token in one.answer.tokens]
+        if any(token.is_bounded for token in tokens):
+            found["certified"] = float(np.mean([token.certified for token in tokens]))
+        if self.documents:
+            ranks = [row.answer_at for row in self.rows if isinstance(row.question, Question) and row.question.answers]
+            found["has_answer_at"] = {
+                str(k): float(np.mean([rank is not None and rank <= k for rank in ranks])) if ranks else None
+                for k in range(1, self.documents + 1)
+            }
+        scored = self.books.columns.get("gold_log_prob")
+        found["gold_scored"] = 0 if scored is None else len(next(iter(scored.values())).units.counts_U)
+        found["without_answers"] = sum(
+            isinstance(one.question, Question) and not one.question.answers for one in self.rows
+        )
+        return found
 
-    def _differences(self) -> dict[str, JsonValue]:
-        """Return the same prompt with passages minus without, on the questions that both could be judged on."""
-        both = [(row.judged, row.without) for row in self.rows if row.without is not None]
-        open_book, without = _of_judged([one for one, _ in both]), _of_judged([other for _, other in both])
-        differences: dict[str, JsonValue] = {}
-        for name, units in open_book.items():
-            differences |= compare(units, without[name], metrics.statistic_of(name)).fields(name)
-        return differences
+    def _counts_of_choices(self) -> dict[str, JsonValue]:
+        """Count the choices that are none, and return the accuracies of subjects."""
+        asked = [row.question for row in self.rows if isinstance(row.question, ChoiceQuestion)]
+        choices = [row.judged for row in self.rows if isinstance(row.judged, Choice)]
+        certified = float(np.mean([one.certified for one in choices]))
+        return {
+            "chance": float(np.mean([1 / len(one.choices) for one in asked])),
+            "no_choice": sum(one.chosen is None for one in choices),
+            **({} if certified == 1 else {"certified": certified}),
+            **subject_figures([one.right for one in choices], [one.subject for one in asked]),
+        }
 
 
-def _of_judged(judged: Sequence[JudgedAnswer]) -> MetricColumns:
-    columns = {name: [one.metric(name) for one in judged] for name in METRICS}
-    return metric_columns(columns, [one.gold_tokens for one in judged])
-
-
-def metric_columns(
-    columns: Mapping[str, Sequence[float | bool | None]], gold_tokens: Sequence[int | None]
-) -> MetricColumns:
-    """Return the columns of metrics from the value of each question, None where it is unknown."""
-    found = {}
-    for name, values in columns.items():
-        counts = gold_tokens if name == "gold_log_prob" else [1] * len(values)
-        known = [0 if value is None else count or 0 for value, count in zip(values, counts, strict=True)]
-        found[name] = Units(np.array([float(value or 0) for value in values]), np.array(known, dtype=np.int64))
-    return found
+def _answer_columns(judged: Sequence[JudgedAnswer]) -> dict[str, Column]:
+    """The measures of each question; one without gold answers counts in none, one whose gold answer was not scored not
+    in its log-probability, which is a mean over tokens."""
+    columns = {}
+    for name, measure in metrics.ANSWER_MEASURES.items():
+        values_U = np.array([float(one.measures.get(name, 0)) for one in judged])
+        counts_U = np.array([int(name in one.measures) for one in judged])
+        columns[name] = Column(Units(values_U, counts_U), "share" if measure.returns is bool else "fraction")
+    tokens_U = np.array([one.gold_tokens or 0 for one in judged])
+    log_probs_U = np.array([one.gold_log_prob or 0.0 for one in judged])
+    return {**columns, "gold_log_prob": Column(Units(log_probs_U, tokens_U), "mean")}
 
 
 def evaluate_questions(
@@ -166,17 +184,15 @@ def evaluate_questions(
     demonstrations: Sequence[Question] = (),
     options: AnswerOptions | None = None,
     semantics: AnswerSemantics = "paper",
-    judge: Judge | None = None,
     baseline: bool = False,
     store: Store | None = None,
-) -> QuestionEvaluation:
+) -> AnswerEvaluation[Question, JudgedAnswer]:
     """Answer questions, with the passages of `source` in their prompts if it is given, and judge the answers.
 
     `parts` say how passages are read: one in context (the default), several as an ensemble or concatenated.
-    `demonstrations` are questions with answers that stand before every prompt, each with its own first passage. A
-    `judge` also decides whether answers agree with gold answers. With `baseline` every question is also answered
-    without passages: after the same prompt, and after the one that asks without passages. A `store` keeps scores,
-    answers and replies of the judge for a later process.
+    `demonstrations` are questions with answers that stand before every prompt, each with its own first passage. With
+    `baseline` every question is also answered without passages: after the same prompt, and after the one that asks
+    without passages. A `store` keeps scores and answers for a later process.
     Raises UsageError if lengths do not fit into the model.
     """
     begun = perf_counter()
@@ -195,11 +211,6 @@ def evaluate_questions(
             for number, found, gold in answer_all(inputs, model, options, store, prompt):
                 judged.append(_judge(inputs[number], found, gold))
                 advance()
-        if judge is not None:
-            asked = [place for place, one in enumerate(questions) if one.answers]
-            pairs = [(questions[place], judged[place].answer.text) for place in asked]
-            for place, verdict in zip(asked, judge.verdicts(pairs, store), strict=True):
-                judged[place] = replace(judged[place], agrees=verdict)
         return judged
 
     rows = []
@@ -209,12 +220,8 @@ def evaluate_questions(
         answer_at = next(ranks, None)
         books = {"without": without, "closed": closed}
         rows.append(AnsweredQuestion(question=one, passages=read, answer_at=answer_at, judged=judged, **books))
-    return QuestionEvaluation(
-        rows=rows,
-        documents=0 if source is None else parts.reader.hits,
-        seconds=perf_counter() - begun,
-        judge=None if judge is None else judge.name,
-    )
+    documents = 0 if source is None else parts.reader.hits
+    return AnswerEvaluation(rows=rows, documents=documents, seconds=perf_counter() - begun)
 
 
 def answer_qrels(questions: Sequence[Question], passages: Passages, *runs: RetrievalRun) -> dict[str, dict[str, int]]:
@@ -282,42 +289,6 @@ def _judge(one: sources.QuestionInput, answer: Answer, gold: GoldScore | None) -
     return JudgedAnswer(answer=answer, cut=one.cut, measures=measures, gold_log_prob=log_prob, gold_tokens=tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChosenQuestion:
-    """A question with the passages that were read, best first, and its choice; with a baseline the `closed` one too."""
-
-    question: ChoiceQuestion
-    passages: Sequence[Passage]
-    choice: Choice
-    closed: Choice | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChoiceEvaluation:
-    """Questions with the choices, with `documents` passages, after `seconds`."""
-
-    rows: Sequence[ChosenQuestion]
-    documents: int
-    seconds: float
-
-    @property
-    def columns(self) -> MetricColumns:
-        """The metrics of the choices."""
-        return choice_columns([(row.choice.right, row.choice.probabilities_C, row.choice.gold) for row in self.rows])
-
-    def summary(self) -> dict[str, JsonValue]:
-        """Return the measures with 95% intervals over questions; accuracies and probabilities are fractions."""
-        closed = [row.closed for row in self.rows if row.closed is not None]
-        subjects = [row.question.subject for row in self.rows]
-        return {
-            "questions": len(self.rows),
-            "chance": float(np.mean([1 / len(row.question.choices) for row in self.rows])),
-            **measures_of([row.choice for row in self.rows], closed, subjects),
-            **({"no_passage": sum(not row.passages for row in self.rows)} if self.documents else {}),
-            "seconds": self.seconds,
-        }
-
-
 def evaluate_choices(
     questions: Sequence[ChoiceQuestion],
     model: WritingModel,
@@ -329,7 +300,7 @@ def evaluate_choices(
     options: AnswerOptions | None = None,
     baseline: bool = False,
     store: Store | None = None,
-) -> ChoiceEvaluation:
+) -> AnswerEvaluation[ChoiceQuestion, Choice]:
     """Let a model choose among the choices of questions, with the passages of `source` in its prompts if it is given.
 
     Takes the arguments of `evaluate_questions`. The most likely letter is chosen, or the most likely text if the prompt
@@ -369,29 +340,26 @@ def evaluate_choices(
     queries, shown = [one.query for one in questions], [one.query for one in demonstrations]
     results = _in_books(choose, queries, shown, source, parts, model, baseline=baseline)
     rows = [
-        ChosenQuestion(question=one, passages=read, choice=choice, closed=closed)
+        AnsweredQuestion(question=one, passages=read, judged=choice, closed=closed)
         for one, (choice, _, closed, read) in zip(questions, results, strict=True)
     ]
     documents = 0 if source is None else parts.reader.hits
-    return ChoiceEvaluation(rows=rows, documents=documents, seconds=perf_counter() - begun)
-
-
-AnswerEvaluation: TypeAlias = QuestionEvaluation | ChoiceEvaluation
+    return AnswerEvaluation(rows=rows, documents=documents, seconds=perf_counter() - begun)
 
 
 def evaluate_answers(
-    questions: Sequence[Question] | Sequence[ChoiceQuestion],
+    questions: Questions,
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
     **how: Any,
-) -> AnswerEvaluation:
+) -> AnswerEvaluation[Any, Any]:
     """Evaluate questions by `evaluate_choices` if they have choices, else by `evaluate_questions`, as `how` says."""
     evaluate: Any = evaluate_choices if have_choices(questions) else evaluate_questions
-    found: AnswerEvaluation = evaluate(questions, model, prompt, **how)
+    found: AnswerEvaluation[Any, Any] = evaluate(questions, model, prompt, **how)
     return found
 
 
-def have_choices(questions: Sequence[Question] | Sequence[ChoiceQuestion]) -> bool:
+def have_choices(questions: Questions) -> bool:
     """Return whether questions are multiple choice."""
     return any(isinstance(one, ChoiceQuestion) for one in questions[:1])
 

@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 
 import regex
 
-from ralm.evaluation.intervals import Statistic
-
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 _COMBINED: Final = regex.compile(r".\p{M}*", regex.DOTALL)
@@ -110,24 +108,17 @@ def _places(held: Sequence[str], wanted: Sequence[str]) -> Iterator[tuple[int, i
 
 
 class AnswerMeasure(NamedTuple):
-    """A measure: a function of the answer and the gold answers, its type, and the label if it is printed."""
+    """A measure: a function of the answer and the gold answers, and its type."""
 
     of: Callable[[str, Iterable[str]], float]
     returns: type[bool] | type[float]
-    label: str = ""
 
 
 ANSWER_MEASURES: Final[Mapping[str, AnswerMeasure]] = {
-    "exact_match": AnswerMeasure(exact_match, bool, "exact match"),
-    "contains": AnswerMeasure(contains, bool, "contains"),
+    "exact_match": AnswerMeasure(exact_match, bool),
+    "contains": AnswerMeasure(contains, bool),
     "token_match": AnswerMeasure(token_match, bool),
-    "f1": AnswerMeasure(f1, float, "F1"),
-    "token_recall": AnswerMeasure(token_recall, float, "token recall"),
+    "f1": AnswerMeasure(f1, float),
+    "token_recall": AnswerMeasure(token_recall, float),
 }
 """The measures of every answer, in the order of columns; a new one needs a line here."""
-_SHARES: Final = {"accuracy", "agrees", *(name for name, one in ANSWER_MEASURES.items() if one.returns is bool)}
-
-
-def statistic_of(metric: str) -> Statistic:
-    """Return what the figure of a metric is: the share of questions, or a mean."""
-    return "share" if metric in _SHARES else "mean"

@@ -5,11 +5,10 @@
 Letters of shapes: C choices of a question, U questions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +17,11 @@ from pydantic import JsonValue
 from ralm.answering import metrics, questions, sources
 from ralm.answering.answers import answer_all, room_for_prompts
 from ralm.answering.likelihoods import TextLikelihood, likelihoods
-from ralm.answering.metrics import statistic_of
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
 from ralm.errors import UsageError
-from ralm.evaluation.intervals import Estimate, Units, compare, estimate
+from ralm.evaluation.comparison import Column
+from ralm.evaluation.intervals import Units, estimate
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading.mixture import log_softmax
@@ -31,8 +30,6 @@ from ralm.storage.store import Store
 from ralm.validation import MAX_COUNT, check_length
 
 Scoring: TypeAlias = Literal["letter", "text", "generated"]
-_Estimator: TypeAlias = Callable[[NDArray[np.bool_]], Estimate]
-"""Returns the figure of the chosen questions."""
 _BEFORE_LETTER: Final = "answer is "
 
 CATEGORIES: Final = {
@@ -206,54 +203,24 @@ def letter_of(answer: str, letters: str) -> int | None:
     return letters.index(letter) if letter in tuple(letters) else None
 
 
-def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: Sequence[str]) -> dict[str, JsonValue]:
-    """Return the measures of choices with 95% intervals over questions, by subject too if there are `subjects`; with
-    those of the same questions without passages (`closed`) and the `difference`, if they were answered."""
-    own = _columns(choices)
-    books: dict[str, dict[str, _Estimator]] = {"open_book": {name: partial(_figure, name, own[name]) for name in own}}
-    if closed:
-        others = _columns(closed)
-        books["closed_book"] = {name: partial(_figure, name, others[name]) for name in others}
-        books["difference"] = {
-            name: partial(_difference, name, own[name], others[name]) for name in own if name in others
-        }
-    found: dict[str, dict[str, JsonValue]] = {}
-    every_U = np.ones(len(choices), dtype=np.bool_)
-    for book, figures in books.items():
-        means = {name: figure(every_U) for name, figure in figures.items()}
-        found[book] = {key: value for name in means for key, value in means[name].fields(name).items()}
-        found[book] |= _by_subject(figures["accuracy"], np.array(subjects))
-    found["open_book"] |= _counts(choices)
-    if closed:
-        found["closed_book"] |= _counts(closed)
-    return {**found.pop("open_book"), **found}
-
-
-def _figure(name: str, units: Units, chosen_U: NDArray[np.bool_]) -> Estimate:
-    """The figure of some questions."""
-    return estimate(units.select(chosen_U), statistic_of(name))
-
-
-def _difference(name: str, units: Units, base: Units, chosen_U: NDArray[np.bool_]) -> Estimate:
-    """The difference of some questions from those of the closed book."""
-    return compare(units.select(chosen_U), base.select(chosen_U), statistic_of(name))
-
-
-def _columns(choices: Sequence[Choice]) -> dict[str, Units]:
-    return choice_columns([(one.right, one.probabilities_C, one.gold) for one in choices])
-
-
-def choice_columns(rows_U: Sequence[tuple[bool, Any, int]]) -> dict[str, Units]:
-    """Return for each question whether the choice is right, and if all have probabilities, the Brier score, and the
-    natural logarithm of that of the right one, unless one is 0."""
-    columns = {"accuracy": np.array([right for right, _, _ in rows_U], dtype=np.float64)}
-    known = [(np.array(probabilities_C), gold) for _, probabilities_C, gold in rows_U if probabilities_C is not None]
-    if len(known) == len(rows_U):
-        columns["brier_score"] = np.array([brier_score(*one) for one in known])
-        golds = np.array([probabilities_C[gold] for probabilities_C, gold in known])
-        if golds.all():
-            columns["gold_log_prob"] = np.log(golds)
-    return {name: Units.each(values_U) for name, values_U in columns.items()}
+def choice_columns(choices: Sequence[Choice], subjects: Sequence[str]) -> dict[str, Column]:
+    """Return the measures of each question: whether its choice is right, in all and in each category of MMLU that there
+    is; and if all have probabilities, the Brier score, and the natural logarithm of the probability of the right
+    choice, unless one is 0."""
+    right_U = np.array([float(one.right) for one in choices])
+    categories_U = np.array([category_of(subject) or "" for subject in subjects])
+    columns = {"accuracy": Column(Units.each(right_U), "share")}
+    for category in CATEGORIES:
+        counts_U = (categories_U == category).astype(np.int64)
+        if counts_U.any():
+            columns[category] = Column(Units(right_U * counts_U, counts_U), "share")
+    known = [(one.probabilities_C, one.gold) for one in choices if one.probabilities_C is not None]
+    if len(known) == len(choices):
+        columns["brier_score"] = Column(Units.each(np.array([brier_score(*one) for one in known])), "mean")
+        golds_U = np.array([probabilities_C[gold] for probabilities_C, gold in known])
+        if golds_U.all():
+            columns["gold_log_prob"] = Column(Units.each(np.log(golds_U)), "mean")
+    return columns
 
 
 def brier_score(probabilities_C: NDArray[np.float64], right: int) -> float:
@@ -263,43 +230,20 @@ def brier_score(probabilities_C: NDArray[np.float64], right: int) -> float:
     return float(((probabilities_C - truth_C) ** 2).sum())
 
 
-def _counts(choices: Sequence[Choice]) -> dict[str, JsonValue]:
-    """Count where nothing was chosen, and the prompts that were cut; the share of certified choices if not all are."""
-    found: dict[str, JsonValue] = {
-        "no_choice": sum(one.chosen is None for one in choices),
-        "cut": sum(bool(one.cut) for one in choices),
+def subject_figures(right: Sequence[bool], subjects: Sequence[str]) -> dict[str, JsonValue]:
+    """Return the accuracy of each subject with its interval, and their mean; nothing without subjects."""
+    subjects_U, right_U = np.array(subjects), np.array(right, dtype=np.float64)
+    figures = {
+        subject: estimate(Units.each(right_U[subjects_U == subject]), "share")
+        for subject in np.unique(subjects_U).tolist()
+        if subject
     }
-    certified = float(np.mean([one.certified for one in choices]))
-    return found if certified == 1 else {**found, "certified": certified}
-
-
-def _by_subject(accuracy: _Estimator, subjects_U: NDArray[np.str_]) -> dict[str, JsonValue]:
-    """Return the accuracy of each category of MMLU and of each subject, if there are any, and the mean of subjects."""
-    if not subjects_U.any():
+    if not figures:
         return {}
-    categories_U = np.array([category_of(subject) or "" for subject in subjects_U])
-    categories: dict[str, JsonValue] = {}
-    for category in CATEGORIES:
-        its_U = categories_U == category
-        if its_U.any():
-            mean = _mean_of_subjects(accuracy, np.where(its_U, subjects_U, ""))
-            categories[category] = {**_accuracy(accuracy(its_U)), "mean_of_subjects": mean}
-    subjects = [subject for subject in np.unique(subjects_U).tolist() if subject]
     return {
-        "mean_of_subjects": _mean_of_subjects(accuracy, subjects_U),
-        "categories": categories,
-        "subjects": {subject: _accuracy(accuracy(subjects_U == subject)) for subject in subjects},
+        "mean_of_subjects": float(np.mean([one.value for one in figures.values()])),
+        "subjects": {name: {"questions": one.units, **one.fields("accuracy")} for name, one in figures.items()},
     }
-
-
-def _accuracy(figure: Estimate) -> dict[str, JsonValue]:
-    return {"questions": figure.units, **figure.fields("accuracy")}
-
-
-def _mean_of_subjects(accuracy: _Estimator, subjects_U: NDArray[np.str_]) -> float:
-    """Return the mean of the accuracies of subjects; questions without one count only if there are no others."""
-    subjects = [subject for subject in np.unique(subjects_U) if subject] or [""]
-    return float(np.mean([accuracy(subjects_U == subject).value for subject in subjects]))
 
 
 def category_of(subject: str) -> str | None:

@@ -6,6 +6,7 @@ PopQA tables with tabs. MMLU is a folder of CSV files, whose names are the subje
 
 import ast
 import csv
+import hashlib
 import io
 import json
 import re
@@ -103,6 +104,18 @@ class ChoiceQuestion:
     def with_answer(self, answer: str) -> Question:
         """Return the question for a prompt, with the text of its right answer."""
         return Question(self.id, self.text, (answer,), choices=self.choices)
+
+
+def identity_of(questions: Sequence[Question | ChoiceQuestion], *, with_passages: bool = False) -> str:
+    """Return a hash of what is asked and what is right, and of the passages that questions have if these are read."""
+    digest = hashlib.sha256()
+    for one in questions:
+        content: list[Any] = [one.id, one.text]
+        content += one.answers if isinstance(one, Question) else ([*one.choices], one.gold, one.subject)
+        if with_passages:
+            content += [[passage.title, passage.text, passage.score] for passage in one.passages]
+        digest.update(json.dumps(content).encode())
+    return digest.hexdigest()
 
 
 def read_questions(

@@ -13,7 +13,8 @@ from ralm.answering import metrics, run
 from ralm.answering.quotes import quotes
 from ralm.errors import DamagedFolderError
 from ralm.runs import report, tables
-from ralm.runs.run import PASSAGES, SUMMARY, damage_errors
+from ralm.runs.run import PASSAGES, SUMMARY
+from ralm.runs.tables import damage_errors
 from ralm.storage.manifest import open_consistently
 
 _DECIMALS: Final = 4

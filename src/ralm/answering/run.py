@@ -1,10 +1,8 @@
 """Write the results of question answering and of multiple choice as folders (docs/formats.md): a table of answers or of
 choices, the passages that were read, the summary with the configuration, and the manifest."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,12 +14,14 @@ from pydantic import JsonValue
 
 from ralm.answering import evaluation, metrics, multiple_choice, prompts, sources
 from ralm.answering.options import AnswerOptions
-from ralm.answering.questions import ChoiceQuestion, Question
+from ralm.answering.questions import ChoiceQuestion, Question, identity_of
 from ralm.protocols import WritingModel
 from ralm.reading.parts import IN_CONTEXT
-from ralm.reading.sources import FromRetriever
+from ralm.reading.sources import FromRetriever, share_retrievals
 from ralm.records import Passage
 from ralm.runs import resume, run, tables
+from ralm.runs.sweep import SWEEP_KIND, Sweep, write_sweep
+from ralm.runs.units import write_units
 from ralm.storage import manifest, outputs
 from ralm.storage.store import Store
 from ralm.terminal import to_json
@@ -36,7 +36,6 @@ _TYPES: Final = {bool: pa.bool_(), float: pa.float64()}
 ANSWER_COLUMNS: Final = {
     "answer": pa.string(),
     **{name: _TYPES[measure.returns] for name, measure in metrics.ANSWER_MEASURES.items()},
-    "agrees": pa.bool_(),
     "log_prob": pa.float64(),
     "gold_log_prob": pa.float64(),
     "gold_tokens": pa.int64(),
@@ -80,19 +79,18 @@ TABLES: Final = {ANSWERS_KIND: (ANSWERS_TABLE, ANSWERS_COLUMNS), CHOICES_KIND: (
 _NEVER_NULL: Final = {"question_id", "question", "answers", "choices", "gold", "passages", "shares", *_CUT}
 REMEDY: Final = "answer the questions again"
 _Config: TypeAlias = dict[str, JsonValue]
-_Questions: TypeAlias = Sequence[Question] | Sequence[ChoiceQuestion]
 
 
 def run_questions(
     out: Path | str,
-    questions: _Questions,
+    questions: evaluation.Questions,
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
     *,
     baseline: bool = False,
     force: bool = False,
     **how: Any,
-) -> evaluation.AnswerEvaluation:
+) -> evaluation.AnswerEvaluation[Any, Any]:
     """Evaluate questions as `evaluate_questions` does, or as `evaluate_choices` does if they have choices, and write
     the folder `out` atomically. `how` are the other arguments of these.
 
@@ -109,6 +107,34 @@ def run_questions(
     return found
 
 
+def sweep_answers(
+    option: str,
+    points: Mapping[str, Mapping[str, Any]],
+    model: WritingModel,
+    *,
+    baseline: bool = False,
+    out: Path | None = None,
+    force: bool = False,
+) -> Sweep[evaluation.AnswerEvaluation[Any, Any]]:
+    """Evaluate the same questions with the arguments of `evaluate_answers` of every value of an option; values with one
+    source share retrievals. With `out`, write the folder of the sweep, and resume as `run_questions`."""
+    configs = {value: questions_config(model=model, **point) for value, point in points.items()}
+    settings: _Config = {"option": option, "points": [*configs.values()]}
+    hits = [point.get("parts", IN_CONTEXT).hits for point in points.values()]
+    shared = share_retrievals([point.get("source") for point in points.values()], hits)
+    if out is not None:
+        outputs.check_output(out, kind=SWEEP_KIND, force=force)
+    with nullcontext() if out is None else answer_store(out, settings, force=force) as store:
+        evaluations = {}
+        for (value, point), source in zip(points.items(), shared, strict=True):
+            how = {**point, "source": source, "baseline": baseline, "store": store}
+            evaluations[value] = evaluation.evaluate_answers(model=model, **how)
+        swept = Sweep(option, evaluations, configs)
+        if out is not None:
+            write_sweep(out, swept, partial(write_answers, force=False), force=force)
+    return swept
+
+
 @contextmanager
 def answer_store(out: Path | str, config: _Config, *, force: bool) -> Iterator[Store]:
     """Yield the store of scores and answers of a run beside its folder `out`, until the block succeeds."""
@@ -119,18 +145,18 @@ def answer_store(out: Path | str, config: _Config, *, force: bool) -> Iterator[S
         yield store
 
 
-def questions_config(questions: _Questions, model: WritingModel, prompt: prompts.QuestionPrompt, **how: Any) -> _Config:
+def questions_config(
+    questions: evaluation.Questions, model: WritingModel, prompt: prompts.QuestionPrompt, **how: Any
+) -> _Config:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
     drawn: AnswerOptions = how.get("options") or AnswerOptions()
     options: _Config = {**asdict(drawn), "stop": [*drawn.stop]}
     del options["top_logprobs"]  # it changes no draw
-    judged: _Config = {}
     if evaluation.have_choices(questions):
         score = multiple_choice.scoring_of(prompt, drawn)
         options = {"score": score, **(options if score == "generated" else {"max_length": drawn.max_length})}
     else:
         options["semantics"] = how.get("semantics", "paper")
-        judged["judge"] = how["judge"].config if how.get("judge") else None
     source, parts = how.get("source"), how.get("parts", IN_CONTEXT)
     reranked = {} if parts.reranker is None else config_of(parts.reranker, "reranker")
     return {
@@ -141,7 +167,6 @@ def questions_config(questions: _Questions, model: WritingModel, prompt: prompts
         "reader": None if source is None else parts.config["reader"],
         "prompt": prompts.prompt_config(prompt, model.tokenizer),
         "options": options,
-        **judged,
     }
 
 
@@ -150,43 +175,40 @@ def identity_of_questions(
 ) -> _Config:
     """The count of questions and a hash of their content. The passages of a question count only if they may be read:
     if the source is a file of passages that lacks the question."""
-    digest = hashlib.sha256()
-    for one in questions:
-        own: list[JsonValue] = [one.id, one.text]
-        own += one.answers if isinstance(one, Question) else ([*one.choices], one.gold, one.subject)
-        if isinstance(source, sources.GivenPassages):
-            own += [[passage.title, passage.text, passage.score] for passage in one.passages]
-        digest.update(json.dumps(own).encode())
-    return {"count": len(questions), "sha256": digest.hexdigest()}
+    may_be_read = isinstance(source, sources.GivenPassages)
+    return {"count": len(questions), "sha256": identity_of(questions, with_passages=may_be_read)}
 
 
 def read_table(folder: Path, kind: outputs.FolderKind) -> pa.Table:
     """Read the table of a folder that `write_answers` wrote; FolderError or DamagedFolderError if it is none."""
     manifest.read_manifest(folder, kind=kind)
     name, columns = TABLES[kind]
-    with run.damage_errors(folder, REMEDY):
+    with tables.damage_errors(folder, REMEDY):
         table = pq.read_table(folder / name)
     return tables.select_columns(folder, table, columns, columns.keys() - _NEVER_NULL, REMEDY)
 
 
-def write_answers(out: Path | str, found: evaluation.AnswerEvaluation, config: _Config, *, force: bool) -> None:
+def write_answers(
+    out: Path | str, found: evaluation.AnswerEvaluation[Any, Any], config: _Config, *, force: bool
+) -> None:
     """Write the folder of an evaluation atomically; FolderExistsError if `out` exists and `force` is not set."""
-    kind = CHOICES_KIND if isinstance(found, evaluation.ChoiceEvaluation) else ANSWERS_KIND
+    kind = CHOICES_KIND if found.has_choices else ANSWERS_KIND
     name, columns = TABLES[kind]
-    rows = [_choice_row(row) if isinstance(row, evaluation.ChosenQuestion) else _answer_row(row) for row in found.rows]
+    rows = [_choice_row(row) if found.has_choices else _answer_row(row) for row in found.rows]
     table = pa.Table.from_pylist(rows, pa.schema(columns))
     read = {passage.number: passage for row in found.rows for passage in row.passages}
     passages = pa.table(tables.passage_columns([read[number] for number in sorted(read)]))
     with outputs.new_folder(Path(out), kind=kind, force=force) as folder:
         pq.write_table(table, folder / name, compression="zstd")
         pq.write_table(passages, folder / run.PASSAGES, compression="zstd")
+        write_units(folder, found.units)
         text = to_json({**found.summary(), "config": config}, indent=2)
         (folder / run.SUMMARY).write_text(text + "\n", encoding="utf-8")
         settings: _Config = {"config": config, "environment": run.environment()}
         manifest.write_manifest(folder, kind=kind, settings=settings, counts={"questions": len(found.rows)})
 
 
-def _answer_row(row: evaluation.AnsweredQuestion) -> dict[str, Any]:
+def _answer_row(row: Any) -> dict[str, Any]:
     """Return a row of the table of answers; what is not known is null."""
     books = {"": row.judged, "without_": row.without, "closed_": row.closed}
     return {
@@ -204,13 +226,14 @@ def _answer_values(judged: evaluation.JudgedAnswer) -> dict[str, Any]:
         "answer": judged.answer.text,
         "log_prob": judged.answer.log_prob,
         "gold_tokens": judged.gold_tokens,
-        **{name: judged.metric(name) for name in evaluation.METRICS},
+        "gold_log_prob": judged.gold_log_prob,
+        **{name: judged.measures.get(name) for name in metrics.ANSWER_MEASURES},
         **_cut_values(judged.cut),
     }
 
 
-def _choice_row(row: evaluation.ChosenQuestion) -> dict[str, Any]:
-    one, books = row.question, {"": row.choice, "closed_": row.closed}
+def _choice_row(row: Any) -> dict[str, Any]:
+    one, books = row.question, {"": row.judged, "closed_": row.closed}
     return {
         "question_id": one.id,
         "subject": one.subject or None,
@@ -218,7 +241,7 @@ def _choice_row(row: evaluation.ChosenQuestion) -> dict[str, Any]:
         "question": one.text,
         "choices": one.choices,
         "gold": one.letters[one.gold],
-        **_read_values(row.passages, row.choice.shares),
+        **_read_values(row.passages, row.judged.shares),
         **_of_books(books, partial(_choice_values, one)),
     }
 

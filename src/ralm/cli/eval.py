@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from pydantic import JsonValue
+
 import ralm
 from ralm.cli import flags, models, options
 from ralm.cli.over import Over, Shared, make_jobs, sharing
@@ -50,7 +52,7 @@ class EvaluationJob:
         """Whether the evaluation reads passages."""
         return bool(self.pipeline.index or self.retrieved)
 
-    def point(self, value: str, given: flags.Given, shared: Shared) -> ralm.SweepPoint:
+    def settings(self, given: flags.Given, shared: Shared) -> ralm.ReadingSettings:
         """Open the pipeline of a job; `shared` opens what jobs have in common."""
         from ralm.pipeline import open_pipeline
 
@@ -67,8 +69,8 @@ class EvaluationJob:
             load=models.open_scorer,
             load_pairs=lambda part: shared(models.open_pairs, part.cross_encoder, part.tokens),
         )
-        source = opened.source
-        return ralm.SweepPoint(value=value, plan=opened.plan, source=source, parts=opened.parts)
+        found: Any = opened.source
+        return ralm.ReadingSettings(plan=opened.plan, source=found, parts=opened.parts)
 
 
 def eval_command(
@@ -99,7 +101,8 @@ def eval_command(
     from ralm.cli.results import print_evaluation, print_sweep
     from ralm.corpus.sources import read_texts
     from ralm.reading.tokens import read_beginning
-    from ralm.runs.run import RUN_KIND, SWEEP_KIND, evaluation_config
+    from ralm.runs.run import RUN_KIND, evaluation_config
+    from ralm.runs.sweep import SWEEP_KIND
     from ralm.storage.outputs import check_output
 
     if over and not all(one.has_passages for one in jobs.by_value.values()):
@@ -107,26 +110,25 @@ def eval_command(
     if out is not None:
         check_output(out, kind=SWEEP_KIND if over else RUN_KIND, force=force)
     text, shared = read_texts(job.text, job.fields), sharing()
-    points = [one.point(value, jobs.given, shared) for value, one in jobs.by_value.items()]
+    points = {value: one.settings(jobs.given, shared) for value, one in jobs.by_value.items()}
     model = models.open_scorer(job.pipeline.lm, job.pipeline.model)
     beginning = read_beginning(text, model.tokenizer, job.limit_tokens)
-    if (baseline or over) and any(_mixes_bos_with_gain(point.plan, model.tokenizer) for point in points):
+    if (baseline or over) and any(_mixes_bos_with_gain(point.plan, model.tokenizer) for point in points.values()):
         print_note(
             "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "
             "gain is theirs too; with --semantics paper every reading has them"
         )
     limit: Any = {"limit_tokens": job.limit_tokens}
-    run: Any
     if over:
-        run = ralm.sweep if out is None else partial(ralm.run_sweep, out, name=job.text, force=force)
-        swept = run(text, model, jobs.option, points, **limit)
-        configs = [evaluation_config(job.text, beginning, model, point, job.limit_tokens) for point in points]
-        return flags.TableOutput(lambda: swept.summary(configs), partial(print_sweep, swept, out))
-    run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
-    [point] = points
+        swept = ralm.sweep(text, model, jobs.option, points, out=out, name=job.text, force=force, **limit)
+        return flags.TableOutput(swept.summary, partial(print_sweep, swept, out))
+    run: Any = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
+    [point] = points.values()
     evaluation = run(text, model, point.plan, source=point.source, parts=point.parts, baseline=baseline, **limit)
-    config = evaluation_config(job.text, beginning, model, point, job.limit_tokens)
-    return flags.TableOutput(lambda: evaluation.summary(config), partial(print_evaluation, evaluation, out))
+    config: JsonValue = evaluation_config(job.text, beginning, model, point, job.limit_tokens)
+    return flags.TableOutput(
+        lambda: {**evaluation.summary(), "config": config}, partial(print_evaluation, evaluation, out)
+    )
 
 
 def _mixes_bos_with_gain(plan: PlanOptions, tokenizer: Tokenizer) -> bool:

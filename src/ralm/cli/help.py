@@ -36,7 +36,7 @@ _RECORDS: Final = {
 """The groups of options by the package or module whose record has them."""
 _OWN: Final = {
     **dict.fromkeys(("forbidden_titles", "retrieved"), _RECORDS["ralm.retrieval"]),
-    **dict.fromkeys(("judge", "prompt", "semantics"), _RECORDS["ralm.answering"]),
+    **dict.fromkeys(("prompt", "semantics"), _RECORDS["ralm.answering"]),
     **dict.fromkeys(("demonstrations", "shots"), _RECORDS["ralm.answering"]),
     **dict.fromkeys(("audit_log", "audit_texts", "max_length"), _RECORDS["ralm.serving"]),
     "fields": _RECORDS["ralm.corpus"],

@@ -18,7 +18,7 @@ Over = Annotated[
         "key of a part is OPTION.KEY, such as mixer.eta=0.5,1."
     ),
 ]
-_FIXED: Final = ("lm", "lm_args", "judge", "limit", "limit_tokens", "fields", "stop")
+_FIXED: Final = ("lm", "lm_args", "limit", "limit_tokens", "fields", "stop")
 """Options that all jobs share: the same text or questions are read with one model, which is loaded once."""
 Shared: TypeAlias = Callable[..., Any]
 """What opens a part for several jobs once: it calls a function with arguments."""

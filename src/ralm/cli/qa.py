@@ -91,9 +91,6 @@ class QuestionJob:
     limit: Annotated[
         int | None, Option("Use only this many questions, with choices of each subject.", default_text="all")
     ] = None
-    judge: Annotated[
-        str | None, Option("Also ask this language model whether each answer agrees with a gold answer.", needs=_OPEN)
-    ] = None
     is_closed_book: bool = False
 
     def __post_init__(self) -> None:
@@ -147,11 +144,6 @@ class QuestionJob:
             named, reader = None if self.prompt is None else ralm.open_prompt(self.prompt), opened.parts.reader
             prompt, how["options"] = chosen_prompt(named, opened.model.tokenizer, reader, self.answering, given)
             how["semantics"] = self.semantics
-            how["judge"] = (
-                None
-                if self.judge is None
-                else ralm.Judge(open_model(self.judge, pipeline.model.of(self.judge, pipeline.lm)))
-            )
         if self.has_passages:
             how |= {"source": opened.source, "parts": opened.parts}
         return {"questions": questions, "prompt": prompt, **how}
@@ -214,10 +206,11 @@ def qa_command(
     jobs = make_jobs(given, make, QuestionJob, over)
 
     from ralm.answering.evaluation import evaluate_answers
-    from ralm.answering.run import ANSWERS_KIND, CHOICES_KIND, questions_config
-    from ralm.answering.sweep import sweep_answers
-    from ralm.cli.answers import print_answer_sweep, print_answers
-    from ralm.runs.run import SWEEP_KIND
+    from ralm.answering.run import ANSWERS_KIND, CHOICES_KIND, questions_config, sweep_answers
+    from ralm.cli.answers import print_answers
+    from ralm.cli.output import print_line
+    from ralm.cli.results import print_sweep
+    from ralm.runs.sweep import SWEEP_KIND
     from ralm.storage.outputs import check_output
 
     job, shared = next(iter(jobs.by_value.values())), sharing()
@@ -229,7 +222,13 @@ def qa_command(
     if over:
         swept = sweep_answers(jobs.option, points, model, baseline=baseline, out=out, force=force)
         described = dict.fromkeys(one.describe(points[value]) for value, one in jobs.by_value.items())
-        return TableOutput(swept.summary, partial(print_answer_sweep, swept, out, [*described]))
+
+        def print_text() -> None:
+            print_sweep(swept, out)
+            for how in described:
+                print_line(f"  {how}")
+
+        return TableOutput(swept.summary, print_text)
     [point] = points.values()
     asked = {**point, "model": model}
     run: Any = evaluate_answers if out is None else partial(ralm.run_questions, out, force=force)

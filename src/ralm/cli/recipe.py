@@ -162,7 +162,7 @@ def _run(recipe: "Recipe", folder: "RecipeFolder", limit_tokens: int | None, onl
     from ralm.cli.output import print_line
     from ralm.recipes.results import SOURCES, as_markdown, folder_name, measure_recipe, result_as_json, write_result
     from ralm.recipes.runner import run_steps
-    from ralm.runs.run import check_plot
+    from ralm.runs.sweep import check_plot
 
     if recipe.figure is not None:
         check_plot()

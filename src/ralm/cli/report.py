@@ -16,23 +16,12 @@ _SINGLE: Final = Needs("a single run", lambda own: len(own.runs) == 1)
 _SEVERAL: Final = Needs("several runs", lambda own: len(own.runs) > 1)
 _TEXT: Final = Needs("a single run of `ralm eval`", lambda own: _SINGLE.met(own) and not _wrote(own.runs[0], "answers"))
 _ASKED: Final = Needs("a single run of `ralm qa`", lambda own: _SINGLE.met(own) and _wrote(own.runs[0], "answers"))
-_TEXTS: Final = Needs(
-    "several runs of `ralm eval`", lambda own: _SEVERAL.met(own) and not _wrote(own.runs[0], "answers", "choices")
-)
 
 
 def report_command(
     runs: Annotated[
         list[Path], options.argument("Folder that `ralm eval --baseline --out` or `qa --out` wrote.", "RUN...")
     ],
-    documents: Annotated[
-        str | None,
-        Option(
-            "Regular expression of the line that begins a document.",
-            needs=_TEXTS,
-            default_text="512 tokens count as a document",
-        ),
-    ] = None,
     html: Annotated[Path | None, Option("Write an HTML page to this file instead.", needs=_SINGLE)] = None,
     tokens: Annotated[
         int | None,
@@ -57,14 +46,17 @@ def report_command(
     """Show the text of a run with tokens shaded by their gain from passages, and the passages that contributed most. Of
     a run of questions, show each with its answers, and its passages with the answer marked.
 
-    Compare several runs over the same text with the first of them: token perplexities, and their changes from the first
-    run's, below 0 if lower, with paired 95% intervals over documents; of runs of `qa` over the same questions, the
-    measures of answers, over questions. They need no baseline.
+    Compare several runs over the same text, or over the same questions, with the first of them: each measure, and its
+    change from the first run, below 0 if lower, with paired 95% intervals over documents, or over questions. They need
+    no baseline.
 
     Example: `ralm report my-run --html my-report.html`
     """
     if len(runs) > 1:
-        _comparison(runs, documents).print(json=json, latex=latex)
+        from ralm.cli.results import print_comparison
+
+        compared = ralm.compare_runs(runs)
+        flags.TableOutput(compared.as_json, partial(print_comparison, compared, "run")).print(json=json, latex=latex)
         return
 
     from ralm.answering.report import report_of_answers
@@ -93,18 +85,6 @@ def report_command(
         output.write_page(html, page(), what)
     else:
         shown.print(json=json)
-
-
-def _comparison(runs: list[Path], documents: str | None) -> flags.TableOutput:
-    if _wrote(runs[0], "answers", "choices"):
-        from ralm.cli.answers import print_answers_comparison
-
-        answers = ralm.compare_answers(runs)
-        return flags.TableOutput(answers.as_json, partial(print_answers_comparison, answers))
-    from ralm.cli.results import print_comparison
-
-    compared = ralm.compare_runs(runs, documents=documents)
-    return flags.TableOutput(compared.as_json, partial(print_comparison, compared))
 
 
 def _wrote(run: Path, *kinds: str) -> bool:

@@ -2,20 +2,20 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import JsonValue
 from rich.console import Console
 from rich.text import Text
 
 from ralm.cli.output import passage_name, print_line, print_table, with_interval
-from ralm.evaluation import perplexity, sweep
+from ralm.evaluation import perplexity
+from ralm.evaluation.comparison import Comparison
 from ralm.evaluation.intervals import NO_INTERVAL, STRETCH, Estimate
-from ralm.runs.compare import Comparison
 from ralm.runs.report import Report, to_float
-from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
+from ralm.runs.sweep import SWEEP_PLOT, SWEEP_TABLE, Sweep
 from ralm.terminal import one_line, visible
 from ralm.training import reranker, retriever
 from ralm.training.statistics import SignalStatistics
@@ -60,17 +60,13 @@ def print_measures(rows: Mapping[str, perplexity.Reading], changes: Mapping[str,
     first = next(iter(rows.values())).measures
     print_line(f"  {first.tokens:,} tokens, {first.words:,} words; change: of the token perplexity from the first row")
     if changes:
-        print_line(f"  {_about([*changes.values()], next(iter(rows.values())).unit)}")
+        unit, estimates = next(iter(rows.values())).unit, dict(enumerate(changes.values()))
+        print_line(
+            f"  {_about_units(estimates[0].units, f'{unit}s' if unit == 'document' else 'stretches', [estimates])}"
+        )
     for name, shown in measures.items():
         if "exact" in shown:
             print_line(f"  {name}: {to_float(shown['exact']):.1%} of the tokens are known, the others by bounds")
-
-
-def _about(changes: Sequence[Estimate], unit: str) -> str:
-    """What intervals are over, or why there are none."""
-    units = "documents" if unit == "document" else f"stretches of {STRETCH} tokens"
-    known = any(change.ends for change in changes)
-    return f"{changes[0].units:,} {units}: {'95% intervals' if known else NO_INTERVAL}"
 
 
 def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
@@ -83,70 +79,44 @@ def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
     return f"{lower:.2f} to {upper:.2f}" if math.isfinite(upper) else f">= {lower:.2f}"
 
 
-def print_sweep(swept: sweep.Sweep, out: Path | None) -> None:
-    """Print a table with one row per value, with the gains over no passages and over the first value."""
-    columns = (*MEASURES, "none_token_perplexity")
-    results = swept.rows()
-    rows = [
-        [
-            one_line(str(row[swept.option])),
-            *(f"{to_float(row[column]):.2f}" for column in columns),
-            _change(row, "change"),
-            _change(row, "change_from_first"),
-        ]
-        for row in results
-    ]
-    print_table([f"--{swept.option}", "token ppl", "word ppl", "bits/byte", "none", "change", "from the first"], rows)
-    print_line("  none: the token perplexity without passages; change: of the token perplexity from there")
-    evaluations = [*swept.evaluations.values()]
-    print_line(f"  {_about([one.change for one in evaluations], evaluations[0].reading.unit)}")
-    print_line(
-        f"  {swept.scored:,} of {swept.requests:,} requests scored, {swept.retrievals:,} retrievals: the rest shared"
-    )
+def print_sweep(swept: Sweep[Any], out: Path | None) -> None:
+    """Print the figures of every value of an option, and where they were written."""
+    print_comparison(swept.comparison, f"--{swept.option}")
     if out is not None:
         plot = f", {out / SWEEP_PLOT}" if (out / SWEEP_PLOT).exists() else ""
-        print_line(f"The table: {out / SWEEP_TABLE}{plot}")
+        print_line(f"The table: {out / SWEEP_TABLE}{plot}; a run for each value, for `ralm report`: {out}")
 
 
-def _change(row: Mapping[str, Any], name: str) -> str:
-    """A change with its interval; empty if the row has none."""
-    if name not in row:
-        return ""
-    ends = [row[f"{name}_low"], row[f"{name}_high"]]
-    return f"{row[name]:+.1%}" + ("" if None in ends else " ({:+.1%}, {:+.1%})".format(*ends))
+_FORMS: Final[Mapping[str, tuple[str, str]]] = {
+    "mean": (".3f", "+.3f"),
+    "fraction": (".1%", "+.1%"),
+    "share": (".1%", "+.1%"),
+    "ratio": (".3f", "+.1%"),
+    "perplexity": (".2f", "+.1%"),
+}
+"""The formats of a figure and of a change, by its statistic."""
 
 
-def print_comparison(compared: Comparison) -> None:
-    """Print a table with one row per run."""
-    rows = [
-        [
-            one_line(run.path.name),
-            with_interval(run.token_perplexity, ".2f"),
-            "" if run.change is None else with_interval(run.change, "+.1%"),
-        ]
-        for run in compared.runs
-    ]
-    print_table(["", "token perplexity", "change from the first"], rows, pad_edge=False)
-    about = "95% intervals" if any(run.token_perplexity.ends for run in compared.runs) else NO_INTERVAL
-    print_line(f"  {compared.targets:,} tokens; {compared.units:,} {compared.noun}: {about}")
-
-
-def print_judged(summary: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Print a table with one row per measure of retrieval: the mean with its interval, or both means and the paired
-    difference if two runs, of these names, were judged."""
+def print_comparison(compared: Comparison, heading: str) -> None:
+    """Print a row for each measure of each run, with its change from the first run; `heading` says what runs are."""
     rows = []
-    for measure, one in summary["measures"].items():
-        row = [measure, f"{one['mean']:.4f}"]
-        if "difference" in summary:
-            row.append(f"{summary['against'][measure]['mean']:.4f}")
-            one = summary["difference"][measure]
-            row.append(f"{one['mean']:+.4f}")
-        row.append("({:.4f}, {:.4f})".format(*one["interval"]) if one["interval"] else "")
-        rows.append(row)
-    headings = ["", *(one_line(Path(name).name) for name in names), *["difference"][: len(names) - 1], "95% interval"]
-    print_table(headings, rows, pad_edge=False)
-    known = any(figure["interval"] for figure in summary["measures"].values())
-    print_line(f"  {summary['topics']:,} topics: {'95% intervals' if known else NO_INTERVAL}")
+    for measure, columns in compared.columns.items():
+        for place, column in columns.items():
+            figure_form, change_form = _FORMS[column.statistic]
+            figure = with_interval(compared.figures[measure][place], change_form if column.base else figure_form)
+            change = compared.changes[measure].get(place)
+            changed = "" if change is None else with_interval(change, change_form)
+            label = measure.replace("_", " ") if place == min(columns) else ""
+            rows.append([label, one_line(Path(compared.names[place]).name), figure, changed])
+    others = ["change from the first"] if len(compared.names) > 1 else []
+    print_table(["", heading, "", *others], [row[: 3 + len(others)] for row in rows], pad_edge=False)
+    print_line(f"  {_about_units(compared.units, compared.noun, compared.figures.values())}")
+
+
+def _about_units(units: int, noun: str, figures: Iterable[Mapping[int, Estimate]]) -> str:
+    known = any(one.ends for of in figures for one in of.values())
+    what = f"stretches of {STRETCH} tokens" if noun == "stretches" else noun
+    return f"{units:,} {what}: {'95% intervals, each for itself' if known else NO_INTERVAL}"
 
 
 def _print_gain(words: str, gain: Estimate) -> None:

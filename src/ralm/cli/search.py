@@ -137,7 +137,7 @@ def _is_run_file(source: Path) -> bool:
 
 def _judge(source: Path, judging: JudgingOptions, retrieval: RetrieverOptions, k: int | None) -> flags.TableOutput:
     """Return the means over judged topics with intervals, of an index that is searched for them or of a run file."""
-    from ralm.cli.results import print_judged
+    from ralm.cli.results import print_comparison
     from ralm.evaluation.retrieval import parse_measures
     from ralm.storage.outputs import check_output_file
 
@@ -172,12 +172,12 @@ def _judge(source: Path, judging: JudgingOptions, retrieval: RetrieverOptions, k
         qrels = ralm.answer_qrels(questions, sources[names[0]].passages, *runs)
     if judging.run_out is not None:
         ralm.write_run_file(judging.run_out, runs[0], names[0])
-    judged = ralm.judge_run(runs[0], qrels, measures, against=runs[1] if judging.against else None)
-    summary = judged.summary()
+    judged = [ralm.judge_run(run, qrels, measures) for run in runs]
+    compared = ralm.Comparison(names[::-1], [one.units for one in reversed(judged)])
     configs: list[JsonValue] = [sources[name].config if name in sources else {"run": name} for name in names]
     return flags.TableOutput(
-        lambda: {**summary, "by_topic": judged.by_topic(), "config": {"k": depth, "runs": configs}},
-        partial(print_judged, summary, names),
+        lambda: {**compared.as_json(), "by_topic": judged[0].by_topic(), "config": {"k": depth, "runs": configs}},
+        partial(print_comparison, compared, "run"),
     )
 
 

@@ -33,10 +33,11 @@ NO_INTERVAL: Final = f"no interval: fewer than {MIN_UNITS} of them, or none diff
 STRETCH: Final = 512
 """Consecutive targets that are a unit where the documents of a text are not known."""
 
-Statistic = Literal["mean", "share", "ratio", "perplexity"]
+Statistic = Literal["mean", "fraction", "share", "ratio", "perplexity"]
 """What a figure is, and how two of them are compared:
 
 mean        the sum over the count           their difference
+fraction    the same, of values from 0 to 1  their difference
 share       the same, of values 0 and 1      their difference
 ratio       the sum over the count, above 0  the relative change
 perplexity  exp of the sum over the count    the relative change

@@ -5,6 +5,7 @@
 with nll = -log p(x_1 .. x_n), the chain rule over tokens (In-Context RALM, Eq. 1 without passages, Eq. 4 with them).
 """
 
+import hashlib
 import math
 import time
 import warnings
@@ -18,13 +19,15 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.errors import RalmWarning, UsageError
+from ralm.evaluation.comparison import Column, UnitTable
 from ralm.evaluation.intervals import Estimate, Units, compare, stretches
 from ralm.evaluation.passages_read import PassagesRead
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, traits_of
-from ralm.reading import plan, provenance, sources
+from ralm.reading import provenance, sources
 from ralm.reading.in_context import check_plan_before
 from ralm.reading.parts import IN_CONTEXT, Parts
+from ralm.reading.plan import PlanOptions
 from ralm.reading.score import score_text
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
@@ -32,6 +35,15 @@ from ralm.validation import check_length
 
 _BOUNDED: Final = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte")
 """The measures that log-probabilities decide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingSettings:
+    """How a text is read: its plan, the source of passages if it has one, and the parts."""
+
+    plan: PlanOptions
+    source: sources.PassageSource | None
+    parts: Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +161,27 @@ class Evaluation:
         assert self.baseline is not None
         return change_of(self.reading, self.baseline)
 
-    def summary(self, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """Return the measures and their configuration, with those of the baseline, and if they are known the gain over
-        it in nats and the change of the token perplexity."""
+    @property
+    def units(self) -> UnitTable:
+        """The measures of documents or stretches: with a baseline also its token perplexity, `none_token_perplexity`,
+        and the `change` from there. Bounds have none."""
+        scored, columns = self.reading.scored, dict[str, Column]()
+        if not self.is_bounded:
+            columns |= _columns(self.reading)
+            if self.baseline is not None:
+                nlls, none = _nlls(self.reading), _nlls(self.baseline)
+                columns["none_token_perplexity"] = Column(none, "perplexity")
+                columns["change"] = Column(nlls, "perplexity", base=none)
+        targets = np.concatenate([scored.tokens_T, scored.positions_T, self.prepared.document_T])
+        identity = hashlib.sha256(targets.astype(np.int64).tobytes()).hexdigest()
+        noun = "documents" if self.reading.unit == "document" else "stretches"
+        return UnitTable(noun, identity, columns)
+
+    def summary(self) -> dict[str, JsonValue]:
+        """Return the measures, with those of the baseline, and if they are known the gain over it in nats and the
+        change of the token perplexity."""
         read = self.read
-        shown = {**self.reading.as_dict(), "config": config, "read": read.as_json()}
+        shown: dict[str, JsonValue] = {**self.reading.as_dict(), "read": read.as_json()}
         if self.baseline is not None:
             shown["baseline"] = self.baseline.as_dict()
             if not self.is_bounded:
@@ -168,6 +196,17 @@ def change_of(reading: Reading, base: Reading) -> Estimate:
     return compare(_nlls(reading), _nlls(base), "perplexity")
 
 
+def _columns(reading: Reading) -> dict[str, Column]:
+    """The measures of a reading. Words and bytes count as if they were spread evenly over the tokens of the text."""
+    nlls, measures = _nlls(reading), reading.measures
+    bits = Units(nlls.sums_U / math.log(2), nlls.counts_U)
+    return {
+        "token_perplexity": Column(nlls, "perplexity"),
+        "word_perplexity": Column(nlls.counted_as(measures.words), "perplexity"),
+        "bits_per_byte": Column(bits.counted_as(measures.bytes), "ratio"),
+    }
+
+
 def _nlls(reading: Reading) -> Units:
     """The negative log-probability of each unit, and the tokens of its part of the perplexity."""
     return Units.of(-reading.scored.log_probs_T, reading.unit_T).counted_as(reading.measures.tokens)
@@ -176,7 +215,7 @@ def _nlls(reading: Reading) -> Units:
 def evaluate_text(
     text: str | Sequence[str],
     model: LanguageModel,
-    options: plan.PlanOptions | None = None,
+    options: PlanOptions | None = None,
     *,
     source: sources.PassageSource | None = None,
     parts: Parts = IN_CONTEXT,
@@ -194,7 +233,7 @@ def evaluate_text(
     Raises UsageError if lengths do not fit into the model, TextError if the text is too short, ModelError if `bos` is
     always and the tokenizer has no BOS.
     """
-    scorer, options = Scorer.of(model), options or plan.PlanOptions()
+    scorer, options = Scorer.of(model), options or PlanOptions()
     check_plan(scorer, options)
     options.check_documents(parts.joined)
     parts.check_scoring(scorer, "a score")
@@ -262,7 +301,7 @@ def timed(prepared: PreparedText, score: Callable[[], ScoredTokens]) -> Reading:
     )
 
 
-def check_plan(model: LanguageModel, options: plan.PlanOptions) -> None:
+def check_plan(model: LanguageModel, options: PlanOptions) -> None:
     """Raise UsageError if a model cannot read a text with this plan."""
     if traits_of(model).answers_only:
         raise UsageError(f"{model.name} answers messages and does not continue texts, so it cannot score a text.")

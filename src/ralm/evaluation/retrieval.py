@@ -18,7 +18,8 @@ from ralm.corpus import files
 from ralm.corpus.formats.json_records import records_of_lines
 from ralm.errors import InputError, UsageError, extra
 from ralm.evaluation import RETRIEVAL_MEASURES
-from ralm.evaluation.intervals import Units, compare, estimate
+from ralm.evaluation.comparison import Column, UnitTable
+from ralm.evaluation.intervals import Units
 from ralm.protocols import Retriever
 from ralm.records import DoubleArray, Passages
 from ralm.storage.outputs import replaced_file
@@ -180,25 +181,18 @@ def retrieve_run(
     return run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class JudgedRun:
-    """The values of each measure for each judged topic, by name, and those `against` which they are compared."""
+    """The values of each measure for each judged topic, by name."""
 
     topics: Sequence[str]
     values: Mapping[str, DoubleArray]
-    against: Mapping[str, DoubleArray] | None = None
 
-    def summary(self) -> dict[str, JsonValue]:
-        """Return the means of the measures with their 95% intervals over topics, paired for the `difference`."""
-        columns = {name: Units.each(values_U) for name, values_U in self.values.items()}
-        figures: dict[str, JsonValue] = {"measures": {name: _figure(units) for name, units in columns.items()}}
-        if self.against is not None:
-            others = {name: Units.each(values_U) for name, values_U in self.against.items()}
-            figures["against"] = {name: _figure(units) for name, units in others.items()}
-            figures["difference"] = {
-                name: compare(units, others[name], "mean").as_json() for name, units in columns.items()
-            }
-        return {"topics": len(self.topics), **figures}
+    @property
+    def units(self) -> UnitTable:
+        """The measures of each topic."""
+        columns = {name: Column(Units.each(values_U), "mean") for name, values_U in self.values.items()}
+        return UnitTable("topics", "\n".join(self.topics), columns)
 
     def by_topic(self) -> dict[str, JsonValue]:
         """The measures of each topic, by its id."""
@@ -206,10 +200,6 @@ class JudgedRun:
             topic: {name: float(values_U[place]) for name, values_U in self.values.items()}
             for place, topic in enumerate(self.topics)
         }
-
-
-def _figure(units: Units) -> JsonValue:
-    return estimate(units, "mean").as_json()
 
 
 def parse_measures(measures: str, k: int | None = None) -> list[Any]:
@@ -231,19 +221,15 @@ def parse_measures(measures: str, k: int | None = None) -> list[Any]:
     return parsed
 
 
-def judge_run(
-    run: RetrievalRun, qrels: Qrels, measures: str = RETRIEVAL_MEASURES, *, against: RetrievalRun | None = None
-) -> JudgedRun:
-    """Judge a run, and another one `against` which it is compared, with measures of the library ir_measures.
+def judge_run(run: RetrievalRun, qrels: Qrels, measures: str = RETRIEVAL_MEASURES) -> JudgedRun:
+    """Judge a run with measures of the library ir_measures; a `Comparison` of several has intervals of the differences.
 
     Means are over all topics of `qrels`; one that a run lacks counts 0, as in trec_eval with -c. Raises UsageError if
     there is no such measure, MissingExtraError without the extra `judge`.
     """
     if not qrels:
         raise UsageError("no topic is judged: give the qrels of these topics.")
-    parsed = parse_measures(measures)
-    other = None if against is None else _values(against, qrels, parsed)
-    return JudgedRun(topics=list(qrels), values=_values(run, qrels, parsed), against=other)
+    return JudgedRun(list(qrels), _values(run, qrels, parse_measures(measures)))
 
 
 def _values(run: RetrievalRun, qrels: Qrels, measures: Sequence[Any]) -> dict[str, DoubleArray]:

@@ -132,8 +132,8 @@ def file_config(file: Path) -> dict[str, JsonValue]:
     return {"retrieved": path_text(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
-def share_retrievals(sources: Sequence[Any], hits: Sequence[int]) -> tuple[list[Any], list[MemoizedRetriever]]:
-    """Return the sources, which share a retriever that retrieves once for all of them, and these retrievers."""
+def share_retrievals(sources: Sequence[Any], hits: Sequence[int]) -> list[Any]:
+    """Return the sources, which share a retriever that retrieves once for all of them."""
     most: dict[int, int] = {}
     for source, k in zip(sources, hits, strict=True):
         most[id(source)] = max(most.get(id(source), 0), k)
@@ -142,8 +142,7 @@ def share_retrievals(sources: Sequence[Any], hits: Sequence[int]) -> tuple[list[
         for source in sources
         if isinstance(source, FromRetriever)
     }
-    found = [source.with_retriever(shared[id(source)]) if id(source) in shared else source for source in sources]
-    return found, [*shared.values()]
+    return [source.with_retriever(shared[id(source)]) if id(source) in shared else source for source in sources]
 
 
 def retrieved_strides(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,9 +24,10 @@ from ralm.corpus.decontamination import Decontamination
 from ralm.errors import UsageError
 from ralm.evaluation.intervals import Estimate, Statistic, Units, compare, estimate, stretches
 from ralm.recipes.steps import Step
-from ralm.records import DoubleArray
+from ralm.records import DoubleArray, IntArray
 from ralm.retrieval.index import open_index
-from ralm.runs.run import PASSAGES, RUN_KIND, RUN_TOKENS, SUMMARY, damage_errors, read_tokens
+from ralm.runs.run import PASSAGES, RUN_KIND, RUN_TOKENS, SUMMARY
+from ralm.runs.tables import TEXT_BEFORE, damage_errors
 from ralm.storage import manifest, outputs
 
 Per = Literal["token", "word", "space", "byte"]
@@ -117,10 +118,32 @@ def _read_run(run: Path) -> tuple[DoubleArray, dict[Per, float]]:
     manifest.read_manifest(run, kind=RUN_KIND)
     with damage_errors(run, _REMEDY):
         summary: dict[str, Any] = json.loads((run / SUMMARY).read_bytes())
-    tokens = read_tokens(run)
-    spaces = (tokens.before + "".join(tokens.texts)).count(" ")
+    targets = _read_targets(run)
     counted: dict[Per, float] = {"token": summary["tokens"], "word": summary["words"], "byte": summary["bytes"]}
-    return -tokens.log_probs_T.astype(np.float64), {**counted, "space": spaces}
+    return -targets.log_probs_T, {**counted, "space": targets.text.count(" ")}
+
+
+class _Targets(NamedTuple):
+    """The targets of a run, with the text before the first."""
+
+    before: str
+    texts: Sequence[str]
+    tokens_T: IntArray
+    log_probs_T: DoubleArray
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.before + "".join(self.texts)
+
+
+@lru_cache(maxsize=8)
+def _read_targets(run: Path) -> _Targets:
+    with damage_errors(run, _REMEDY):
+        table = pq.read_table(run / RUN_TOKENS, columns=["text", "token", "log_prob"])
+        before = (table.schema.metadata or {})[TEXT_BEFORE].decode()
+        log_probs_T = table["log_prob"].to_numpy().astype(np.float64)
+        return _Targets(before, table["text"].to_pylist(), table["token"].to_numpy(), log_probs_T)
 
 
 def over_stretches(values_T: DoubleArray) -> Units:
@@ -176,10 +199,10 @@ def gain_of_class(run: Path, without: Path, kind: TokenClass) -> Sample:
 @lru_cache(maxsize=8)
 def _gains(run: Path, without: Path) -> DoubleArray:
     """The gain of each target in nats."""
-    first, second = read_tokens(run), read_tokens(without)
+    first, second = _read_targets(run), _read_targets(without)
     if not np.array_equal(first.tokens_T, second.tokens_T):
         raise UsageError(f"{run} and {without} are runs over different targets.")
-    return first.log_probs_T.astype(np.float64) - second.log_probs_T
+    return first.log_probs_T - second.log_probs_T
 
 
 def _mean_over(values_T: DoubleArray, chosen_T: NDArray[np.bool_]) -> Sample:
@@ -191,7 +214,7 @@ def _mean_over(values_T: DoubleArray, chosen_T: NDArray[np.bool_]) -> Sample:
 @lru_cache(maxsize=4)
 def _classes(run: Path) -> NDArray[np.str_]:
     """The class of each target."""
-    texts = read_tokens(run).texts
+    texts = _read_targets(run).texts
     return np.array([class_of(*pair) for pair in zip(texts, ["", *texts[:-1]], strict=True)])
 
 
@@ -220,7 +243,7 @@ def gain_by_frequency(run: Path, without: Path, index: Path, lowest: float, end:
 def _rates(run: Path, index: Path) -> DoubleArray:
     """In how many of a million passages the word of each target stands; NaN for a word without a term."""
     opened = open_index(index)
-    words = words_of_tokens(read_tokens(run).texts)
+    words = words_of_tokens(_read_targets(run).texts)
     rate: dict[str, float] = {}
     for word in {*words}:
         frequency = opened.bm25.frequency(word)
@@ -257,8 +280,7 @@ def share_below_overlap(run: Path, percent: float) -> Sample:
 @lru_cache(maxsize=4)
 def _overlaps(run: Path) -> DoubleArray:
     """For each target, the overlap of the passage that it was read with; 0 without a passage."""
-    tokens = read_tokens(run)
-    evaluated = Decontamination.of(texts=[tokens.before + "".join(tokens.texts)], ngram=_NGRAM)
+    evaluated = Decontamination.of(texts=[_read_targets(run).text], ngram=_NGRAM)
     with damage_errors(run, _REMEDY):
         passages = pq.read_table(run / PASSAGES, columns=["passage", "text"]).to_pylist()
         read = pq.read_table(run / RUN_TOKENS, columns=["passage"])["passage"].to_pylist()

@@ -133,7 +133,6 @@ def describe_settings(config: Mapping[str, JsonValue]) -> dict[str, str]:
         "model": model.get("name"),
         "prompt": config_part(config, "prompt").get("name"),
         "new tokens": config_part(config, "options").get("new_tokens"),
-        "judge": config_part(config_part(config, "judge"), "model").get("name"),
         "passages": _passage_source(config["passages"]) if "passages" in config else None,
         "reader": _reader(config["reader"], config_part(config, "reranker")) if "reader" in config else None,
         "stride": plan.get("stride"),

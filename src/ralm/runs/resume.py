@@ -9,24 +9,25 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.evaluation.sweep import PANELS, Sweep, SweepPoint, sweep
+from ralm.evaluation.perplexity import Evaluation, ReadingSettings, evaluate_text
 from ralm.lm import scoring
 from ralm.protocols import LanguageModel, Reranker
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
-from ralm.reading.sources import PassageSource
+from ralm.reading.sources import PassageSource, share_retrievals
 from ralm.reading.tokens import read_beginning
 from ralm.reranking import predictive, zero_shot
 from ralm.runs import run
+from ralm.runs.sweep import SWEEP_KIND, Sweep, write_sweep
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.storage.outputs import check_output, output_path
 from ralm.storage.store import STORE_SUFFIX, Store
@@ -55,16 +56,16 @@ def run_evaluation(
     its path. Raises what `evaluate_text` raises, FolderExistsError if `out` exists and `force` is not set, and
     UsageError if a run with other settings was begun there.
     """
-    point = SweepPoint(value="", plan=options or PlanOptions(), source=source, parts=parts)
+    settings = ReadingSettings(plan=options or PlanOptions(), source=source, parts=parts)
     check_output(Path(out), kind=run.RUN_KIND, force=force)
     # text beyond the limit does not change the configuration
     beginning = read_beginning(text, model.tokenizer, limit_tokens)
-    config = run.evaluation_config(name, beginning, model, point, limit_tokens)
-    with _resumed(out, config, model, [point], force=force) as (scorer, [stored]):
+    config = run.evaluation_config(name, beginning, model, settings, limit_tokens)
+    with _resumed(out, config, model, [settings], force=force) as (scorer, [stored]):
         evaluation = evaluate_text(
             text,
             scorer,
-            point.plan,
+            settings.plan,
             source=source,
             parts=stored.parts,
             limit_tokens=limit_tokens,
@@ -74,27 +75,51 @@ def run_evaluation(
     return evaluation
 
 
-def run_sweep(
-    out: Path | str,
+def sweep(
     text: str | Sequence[str],
     model: LanguageModel,
     option: str,
-    points: Sequence[SweepPoint],
+    points: Mapping[str, ReadingSettings],
     *,
     limit_tokens: int | None = None,
+    out: Path | str | None = None,
     name: Path | str | None = None,
     force: bool = False,
-) -> Sweep:
-    """Evaluate a text at every point as `sweep` does, and write the folder `out` atomically.
+) -> Sweep[Evaluation]:
+    """Evaluate a text with the settings of each value of an option, each with its baseline as `evaluate_text` does.
 
-    If it is killed, call it again with the same arguments to resume. Raises what `sweep` and `write_sweep` raise.
+    What the evaluations share is retrieved and scored once. The ranking model of a reranker is shared if it is a
+    `Scorer`. With `out`, write the folder of the sweep atomically; if it is killed, call it again with the same
+    arguments to resume. `name` is the name of the text in reports. Raises UsageError if there are no points, or if the
+    model gives bounds alone, and what `evaluate_text` and `run_evaluation` raise.
     """
-    check_output(Path(out), kind=run.SWEEP_KIND, force=force)
+    if not points:
+        raise UsageError("`points` is empty: give the settings of at least one value.")
+    if scoring.Scorer.of(model).bounds is not None:
+        raise UsageError(
+            f"{model.name} gives bounds of log-probabilities, which do not decide a gain: use `ralm eval`."
+        )
+    if out is not None:
+        check_output(Path(out), kind=SWEEP_KIND, force=force)
     beginning = read_beginning(text, model.tokenizer, limit_tokens)
-    configs = [run.evaluation_config(name, beginning, model, point, limit_tokens) for point in points]
-    with _resumed(out, {"option": option, "points": [*configs]}, model, points, force=force) as (scorer, stored):
-        swept = sweep(text, scorer, option, stored, limit_tokens=limit_tokens)
-        run.write_sweep(out, swept.summary(configs), swept.rows(), PANELS, force=force)
+    configs = {
+        value: run.evaluation_config(name, beginning, model, settings, limit_tokens)
+        for value, settings in points.items()
+    }
+    config: dict[str, JsonValue] = {"option": option, "points": [*configs.values()]}
+    scored: Any = (scoring.Scorer.of(model), [*points.values()])
+    with nullcontext(scored) if out is None else _resumed(out, config, model, scored[1], force=force) as resumed:
+        scorer, stored = resumed
+        shared = share_retrievals([one.source for one in stored], [one.parts.hits for one in stored])
+        evaluations = {
+            value: evaluate_text(
+                text, scorer, one.plan, source=source, parts=one.parts, limit_tokens=limit_tokens, baseline=True
+            )
+            for value, one, source in zip(points, stored, shared, strict=True)
+        }
+        swept = Sweep(option, evaluations, configs)
+        if out is not None:
+            write_sweep(out, swept, partial(run.write_run, force=False), force=force)
     return swept
 
 
@@ -106,7 +131,7 @@ def _ranking_model(reranker: Reranker | None) -> Any:
     return getattr(reranker, _SCORES_BY.get(type(reranker), ""), None)
 
 
-def _with_scorer(point: SweepPoint, scorers: Mapping[int, Any]) -> SweepPoint:
+def _with_scorer(point: ReadingSettings, scorers: Mapping[int, Any]) -> ReadingSettings:
     """Return the point with the model of its reranker replaced by a scorer that stores the scores."""
     reranker: Any = point.parts.reranker
     if (model := _ranking_model(reranker)) is None:
@@ -117,8 +142,13 @@ def _with_scorer(point: SweepPoint, scorers: Mapping[int, Any]) -> SweepPoint:
 
 @contextmanager
 def _resumed(
-    out: Path | str, config: dict[str, JsonValue], model: LanguageModel, points: Sequence[SweepPoint], *, force: bool
-) -> Iterator[tuple[scoring.Scorer, list[SweepPoint]]]:
+    out: Path | str,
+    config: dict[str, JsonValue],
+    model: LanguageModel,
+    points: Sequence[ReadingSettings],
+    *,
+    force: bool,
+) -> Iterator[tuple[scoring.Scorer, list[ReadingSettings]]]:
     """Yield a scorer of the model, and the points with scorers of their ranking models; all store their scores beside
     `out` and reuse those stored there."""
     models = [model, *(_ranking_model(point.parts.reranker) for point in points)]

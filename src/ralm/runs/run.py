@@ -1,4 +1,4 @@
-"""Reads and writes the folders of runs and sweeps, and checks any folder of ralm.
+"""Reads and writes the folders of runs, and checks any folder of ralm.
 
 A run:
 
@@ -6,36 +6,33 @@ tokens.parquet   document, position, token, text, log_prob, baseline_log_prob, g
                  two lists: the passages it was read with, and their posterior weights
 passages.parquet passage, document_id, title, text, metadata (as JSON), gain, tokens, helped, hurt of every passage that
                  was read
+units.parquet    the measures of each document or stretch (`units.py`)
 summary.json     the measures and the configuration; with a baseline, its measures and the gain over it
 manifest.json    the configuration again, the environment, and a checksum of each file
 
-A sweep: sweep.csv with a row per value of the option, the plot sweep.png, summary.json and manifest.json; of questions
-also a folder for the run with each value.
 """
 
 import hashlib
 import json
-import logging
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.errors import DamagedFolderError, MissingExtraError, UsageError, extra
-from ralm.evaluation.perplexity import Evaluation
-from ralm.evaluation.sweep import SweepPoint
+from ralm.errors import DamagedFolderError, UsageError
+from ralm.evaluation.perplexity import Evaluation, ReadingSettings
 from ralm.protocols import LanguageModel
 from ralm.reading import provenance, sources
 from ralm.retrieval.index import INDEX_KIND, check_index
-from ralm.runs.tables import RunTokens, build_passage_table, build_token_table, build_traced_text, parse_tokens
+from ralm.runs.tables import build_passage_table, build_token_table, build_traced_text, damage_errors
+from ralm.runs.units import write_units
 from ralm.storage import manifest, outputs
 from ralm.terminal import path_text, to_json
 
@@ -44,8 +41,6 @@ RUN_TOKENS: Final = "tokens.parquet"
 PASSAGES: Final = "passages.parquet"
 SUMMARY: Final = "summary.json"
 
-_logger = logging.getLogger(__name__)
-
 
 def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonValue], *, force: bool) -> None:
     """Write a run folder atomically; FolderExistsError if `out` exists and `force` is not set."""
@@ -53,7 +48,10 @@ def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonVal
     with outputs.new_folder(Path(out), kind=RUN_KIND, force=force) as folder:
         pq.write_table(table, folder / RUN_TOKENS, compression="zstd")
         pq.write_table(build_passage_table(evaluation), folder / PASSAGES, compression="zstd")
-        (folder / SUMMARY).write_text(to_json(evaluation.summary(config), indent=2) + "\n", encoding="utf-8")
+        write_units(folder, evaluation.units)
+        (folder / SUMMARY).write_text(
+            to_json({**evaluation.summary(), "config": config}, indent=2) + "\n", encoding="utf-8"
+        )
         manifest.write_manifest(
             folder,
             kind=RUN_KIND,
@@ -86,30 +84,18 @@ def open_run(path: Path | str) -> Run:
     return manifest.open_consistently(path, read)
 
 
-def read_tokens(path: Path | str) -> RunTokens:
-    """Read the targets of a run folder and their log-probabilities; the run needs no baseline."""
-    path = Path(path)
-    return manifest.open_consistently(path, lambda: parse_tokens(path, *_read_tables(path, RUN_TOKENS)))
-
-
 def _read_tables(path: Path, *names: str) -> list[pa.Table]:
     manifest.read_manifest(path, kind=RUN_KIND)
     with damage_errors(path):
         return [pq.read_table(path / name) for name in names]
 
 
-@contextmanager
-def damage_errors(path: Path, remedy: str = "score the text again") -> Iterator[None]:
-    """Turn errors of reading a damaged file into a DamagedFolderError with a remedy."""
-    try:
-        yield
-    except (OSError, ValueError, LookupError, RecursionError, pa.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DamagedFolderError(f"{path} is damaged: {reason}; {remedy}, or restore it from a copy.") from error
-
-
 def evaluation_config(
-    path: Path | str | None, documents: Sequence[str], model: LanguageModel, point: SweepPoint, limit_tokens: int | None
+    path: Path | str | None,
+    documents: Sequence[str],
+    model: LanguageModel,
+    point: ReadingSettings,
+    limit_tokens: int | None,
 ) -> dict[str, JsonValue]:
     """Return all settings that the figures of a run depend on: equal configurations give equal figures."""
     content = documents[0] if len(documents) == 1 else to_json([*documents])
@@ -138,46 +124,6 @@ def environment() -> dict[str, JsonValue]:
         "machine": platform.machine(),
         **versions,
     }
-
-
-SWEEP_KIND: Final = outputs.FolderKind("sweep")
-SWEEP_TABLE: Final = "sweep.csv"
-SWEEP_PLOT: Final = "sweep.png"
-
-
-def check_plot() -> None:
-    """Raise MissingExtraError if matplotlib is missing; called before the work for a plot."""
-    with extra("plots", "the plot needs", ("matplotlib",)):
-        import ralm.runs.plot  # noqa: F401
-
-
-def write_sweep(
-    out: Path | str,
-    summary: dict[str, Any],
-    rows: Sequence[dict[str, JsonValue]],
-    panels: Mapping[str, Mapping[str, str]],
-    *,
-    runs: Mapping[str, Callable[[Path], None]] | None = None,
-    force: bool = False,
-) -> None:
-    """Write a folder with a table of the rows, its plot if there is matplotlib, the summary and the `runs`."""
-    option, names = summary["option"], dict.fromkeys(name for row in rows for name in row)
-    rows = [{name: row.get(name) for name in names} for row in rows]
-    with outputs.new_folder(Path(out), kind=SWEEP_KIND, force=force) as folder:
-        for name, write in (runs or {}).items():
-            write(folder / name)
-        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / SWEEP_TABLE)
-        try:
-            check_plot()
-        except MissingExtraError as error:
-            _logger.info("not drawn: %s", error)
-        else:
-            from ralm.runs.plot import draw_lines
-
-            draw_lines(option, rows, panels, folder / SWEEP_PLOT)
-        (folder / SUMMARY).write_text(to_json(summary, indent=2) + "\n", encoding="utf-8")
-        settings = {"option": option, "environment": environment()}
-        manifest.write_manifest(folder, kind=SWEEP_KIND, settings=settings, counts={"points": len(rows)})
 
 
 def verify_folder(folder: Path | str) -> tuple[str, Sequence[str]]:

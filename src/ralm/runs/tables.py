@@ -3,8 +3,8 @@
 A report needs only these two tables, not the index.
 """
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,22 +15,15 @@ from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation, Reading
 from ralm.reading.provenance import TracedText, contributions, gains, used_passages
-from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passage, Passages, Provenance
+from ralm.records import NO_PASSAGE, Passage, Passages, Provenance
 
-_BEFORE: Final = b"text_before"
+TEXT_BEFORE: Final = b"text_before"
 _TOKEN_COLUMNS: Final = {
     "text": pa.string(),
     "log_prob": pa.float32(),
     "baseline_log_prob": pa.float32(),
     "passages": pa.list_(pa.int64()),
     "posteriors": pa.list_(pa.float32()),
-}
-_COMPARED_COLUMNS: Final = {
-    "document": pa.int64(),
-    "position": pa.int64(),
-    "token": pa.int64(),
-    "text": pa.string(),
-    "log_prob": pa.float32(),
 }
 PASSAGE_COLUMNS: Final = {
     "passage": pa.int64(),
@@ -42,18 +35,6 @@ PASSAGE_COLUMNS: Final = {
 _LOWER, _UPPER = "_lower", "_upper"
 """Suffixes of the columns of bounds."""
 _CONTRIBUTION_COLUMNS: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(), "hurt": pa.int64()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunTokens:
-    """The targets of a run, with the text and the document of each, and the text before the first."""
-
-    before: str
-    texts: Sequence[str]
-    document_T: IntArray
-    positions_T: IntArray
-    tokens_T: IntArray
-    log_probs_T: FloatArray
 
 
 def build_token_table(evaluation: Evaluation) -> pa.Table:
@@ -83,7 +64,7 @@ def build_token_table(evaluation: Evaluation) -> pa.Table:
             "posteriors": pa.ListArray.from_arrays(offsets, scored.provenance.posteriors_TK[found_TK]),
         }
     )
-    return table.replace_schema_metadata({_BEFORE: before.encode()})
+    return table.replace_schema_metadata({TEXT_BEFORE: before.encode()})
 
 
 def _log_prob_columns(reading: Reading, prefix: str) -> dict[str, pa.Array]:
@@ -111,20 +92,6 @@ def build_passage_table(evaluation: Evaluation) -> pa.Table:
     return pa.table({**passage_columns([*(used[row.passage] for row in rows), *others]), **contributed})
 
 
-def parse_tokens(run: Path, tokens: pa.Table) -> RunTokens:
-    """Return the targets of a run from its table; DamagedFolderError, which names the `run`, if it is not one."""
-    _check_exact(run, tokens)
-    tokens = select_columns(run, tokens, _COMPARED_COLUMNS)
-    return RunTokens(
-        before=_before(tokens),
-        texts=tokens["text"].to_pylist(),
-        document_T=tokens["document"].to_numpy(),
-        positions_T=tokens["position"].to_numpy(),
-        tokens_T=tokens["token"].to_numpy(),
-        log_probs_T=tokens["log_prob"].to_numpy(),
-    )
-
-
 def build_traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
     """Return the text of a run from its tables; UsageError, which names the `run`, if it has no baseline."""
     _check_exact(run, tokens)
@@ -149,7 +116,7 @@ def build_traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> Traced
 
 def _before(tokens: pa.Table) -> str:
     """The text before the first target."""
-    return (tokens.schema.metadata or {}).get(_BEFORE, b"").decode(errors="replace")
+    return (tokens.schema.metadata or {}).get(TEXT_BEFORE, b"").decode(errors="replace")
 
 
 def passage_in(run: Path, row: Mapping[str, Any]) -> Passage:
@@ -177,8 +144,18 @@ def _check_exact(run: Path, tokens: pa.Table) -> None:
     if any(tokens.schema.get_all_field_indices(f"{name}{_UPPER}") for name in ("log_prob", "baseline_log_prob")):
         raise UsageError(
             f"{run} holds bounds of log-probabilities, since its model only lists its most likely tokens: they cannot "
-            "be compared or reported."
+            "be reported."
         )
+
+
+@contextmanager
+def damage_errors(path: Path, remedy: str = "score the text again") -> Iterator[None]:
+    """Turn errors of reading a damaged file into a DamagedFolderError with a remedy."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, RecursionError, pa.ArrowException) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DamagedFolderError(f"{path} is damaged: {reason}; {remedy}, or restore it from a copy.") from error
 
 
 def select_columns(

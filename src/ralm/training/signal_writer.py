@@ -21,7 +21,7 @@ from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
-from ralm.runs import resume, run
+from ralm.runs import resume, run, tables
 from ralm.storage.atomic import sync_one
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import check_output, new_folder
@@ -168,7 +168,7 @@ def _write(out: Path, settings: dict[str, JsonValue], work: Path, parts: int, *,
 
 
 def _open_sampled(work: Path) -> pq.ParquetFile:
-    with run.damage_errors(work / _SAMPLED, f"remove {work} and run this again"):
+    with tables.damage_errors(work / _SAMPLED, f"remove {work} and run this again"):
         return pq.ParquetFile(work / _SAMPLED)
 
 

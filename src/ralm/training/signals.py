@@ -27,7 +27,7 @@ from pydantic import JsonValue
 from ralm.errors import FolderError, UsageError
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
-from ralm.runs.run import damage_errors
+from ralm.runs.tables import damage_errors
 from ralm.storage.manifest import Manifest, kind_of, open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
 from ralm.training.options import TrainingOptions

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ralm.errors import UsageError
-from ralm.evaluation.perplexity import evaluate_text
-from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
+from ralm.evaluation.perplexity import Evaluation, ReadingSettings, evaluate_text
+from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, Retriever
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
@@ -26,6 +26,8 @@ from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import open_index
 from ralm.retrieval.random import RandomRetriever
+from ralm.runs.resume import sweep
+from ralm.runs.sweep import Sweep
 from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g"
@@ -37,12 +39,19 @@ RANDOM = FromRetriever(RandomRetriever(len(PASSAGES), seed=1), PASSAGES, config=
 
 def point(
     value: object, reader: Reader, plan: PlanOptions = PLAN, source: FromRetriever = WORDS, **more: Any
-) -> SweepPoint:
-    return SweepPoint(value=str(value), plan=plan, parts=Parts(reader=reader, **more), source=source)
+) -> tuple[str, ReadingSettings]:
+    return str(value), ReadingSettings(plan=plan, parts=Parts(reader=reader, **more), source=source)
 
 
-def swept(*points: SweepPoint) -> Sweep:
-    return sweep(TEXT, CountingModel(WordTokenizer()), "option", points)
+def swept(*points: tuple[str, ReadingSettings], scorer: Scorer | None = None) -> Sweep[Evaluation]:
+    return sweep(TEXT, scorer or CountingModel(WordTokenizer()), "option", dict(points))
+
+
+def scored(*points: tuple[str, ReadingSettings]) -> int:
+    """How many requests a sweep scores."""
+    scorer = Scorer.of(CountingModel(WordTokenizer()))
+    swept(*points, scorer=scorer)
+    return scorer.scored
 
 
 ENSEMBLES = [point(k, Ensemble(documents=k), source=RANDOM, mixer=UniformWeights()) for k in (1, 2, 4)]
@@ -60,10 +69,10 @@ ENSEMBLES = [point(k, Ensemble(documents=k), source=RANDOM, mixer=UniformWeights
         [point(k, Ensemble(documents=k), reranker=ZeroShot(candidates=3, tokens=1)) for k in (1, 3)],
     ],
 )
-def test_every_point_is_what_an_evaluation_gives_for_it(points: list[SweepPoint]) -> None:
+def test_every_point_is_what_an_evaluation_gives_for_it(points: list[tuple[str, ReadingSettings]]) -> None:
     made = swept(*points)
-    assert list(made.evaluations) == [one.value for one in points]
-    for one, row in zip(points, made.rows(), strict=True):
+    assert list(made.evaluations) == [value for value, _ in points]
+    for (value, one), row in zip(points, made.rows(), strict=True):
         alone = evaluate_text(
             TEXT,
             CountingModel(WordTokenizer()),
@@ -73,16 +82,18 @@ def test_every_point_is_what_an_evaluation_gives_for_it(points: list[SweepPoint]
             baseline=True,
         )
         assert alone.baseline is not None
-        found = made.evaluations[one.value]
+        found = made.evaluations[value]
         np.testing.assert_array_equal(found.reading.scored.log_probs_T, alone.reading.scored.log_probs_T)
         np.testing.assert_array_equal(found.reading.scored.passages_T, alone.reading.scored.passages_T)
-        assert row["token_perplexity"] == alone.reading.measures.token_perplexity
-        assert row["none_bits_per_byte"] == alone.baseline.measures.bits_per_byte
+        assert row["token_perplexity"] == pytest.approx(alone.reading.measures.token_perplexity)
+        assert row["word_perplexity"] == pytest.approx(alone.reading.measures.word_perplexity)
+        assert row["bits_per_byte"] == pytest.approx(alone.reading.measures.bits_per_byte)
+        assert row["none_token_perplexity"] == pytest.approx(alone.baseline.measures.token_perplexity)
         with_passages, without = (one.measures.token_perplexity for one in (alone.reading, alone.baseline))
         assert row["change"] == pytest.approx(with_passages / without - 1)
-        if one is not points[0]:
-            first = made.evaluations[points[0].value].reading.measures.token_perplexity
-            assert row["change_from_first"] == pytest.approx(with_passages / first - 1)
+        if value != points[0][0]:
+            first = made.evaluations[points[0][0]].reading.measures.token_perplexity
+            assert row["token_perplexity_from_first"] == pytest.approx(with_passages / first - 1)
 
 
 @pytest.mark.parametrize("way", ["bm25", "Flat", "IVF2,Flat", "HNSW4", "hybrid", "interpolation", "random", "without"])
@@ -104,29 +115,29 @@ def test_every_retriever_gives_the_points_of_a_sweep_what_it_gives_alone(tmp_pat
     source = FromRetriever(retrievers.get(way, dense), index.passages, config={})
     plan = replace(PLAN, max_length=40)
     points = [point(k, Concatenation(documents=k), plan, source) for k in (1, 2, 3, 4, 8)]
-    for one, found in zip(points, swept(*points).evaluations.values(), strict=True):
+    for (_, one), found in zip(points, swept(*points).evaluations.values(), strict=True):
         alone = evaluate_text(TEXT, CountingModel(WordTokenizer()), one.plan, source=source, parts=one.parts)
         np.testing.assert_array_equal(found.reading.scored.log_probs_T, alone.reading.scored.log_probs_T)
 
 
 def test_a_document_read_for_the_largest_ensemble_is_read_for_all() -> None:
-    largest = swept(ENSEMBLES[-1])
-    all_of_them = swept(*ENSEMBLES)
-    assert all_of_them.scored == largest.scored, "smaller ensembles, and their baselines, cost no pass"
-    assert all_of_them.requests > largest.requests
-    assert (largest.retrievals, all_of_them.retrievals) == (1, 1)
+    assert scored(*ENSEMBLES) == scored(ENSEMBLES[-1]), "smaller ensembles, and their baselines, cost no pass"
 
 
 def test_temperatures_share_everything_and_query_lengths_the_baseline() -> None:
     temperatures = [point(t, Ensemble(documents=3, temperature=t)) for t in (0.5, 1.0, 9.0)]
-    assert (swept(*temperatures).scored, swept(*temperatures).retrievals) == (swept(temperatures[0]).scored, 1)
+    assert scored(*temperatures) == scored(temperatures[0])
     one, other = (point(n, InContext(), replace(PLAN, query_tokens=n)) for n in (1, 4))
-    both = swept(one, other)
-    assert both.retrievals == 2, "other queries"
-    assert both.scored < swept(one).scored + swept(other).scored
+    assert scored(one, other) < scored(one) + scored(other)
 
 
-def test_values_that_are_the_same_or_none() -> None:
-    for points in ([], [ENSEMBLES[0]] * 2):
-        with pytest.raises(UsageError, match="`points` must have different values"):
-            swept(*points)
+def test_points_over_other_targets_have_no_change_from_the_first() -> None:
+    shorter, longer = (point(n, InContext(), replace(PLAN, max_length=n)) for n in (10, 12))
+    official = point("official", InContext(), replace(PLAN, semantics="official"))
+    rows = swept(shorter, longer, official).rows()
+    assert ["token_perplexity_from_first" in row for row in rows] == [False, True, False]
+
+
+def test_a_sweep_needs_points() -> None:
+    with pytest.raises(UsageError, match="`points` is empty"):
+        swept()

@@ -1,0 +1,132 @@
+"""A sweep: the same text or the same questions evaluated with several values of one option.
+
+Its folder has `sweep.csv` with a row per value, the plot `sweep.png`, `summary.json`, `manifest.json`, and the run with
+each value as a folder.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.csv
+from pydantic import JsonValue
+
+from ralm.errors import MissingExtraError, extra
+from ralm.evaluation.comparison import Comparison, UnitTable, fields_of
+from ralm.runs.run import SUMMARY, environment
+from ralm.storage import manifest, outputs
+from ralm.terminal import to_json
+
+SWEEP_KIND: Final = outputs.FolderKind("sweep")
+SWEEP_TABLE: Final = "sweep.csv"
+SWEEP_PLOT: Final = "sweep.png"
+_PANELS: Final = {
+    "token perplexity": {"token_perplexity": "with passages", "none_token_perplexity": "no retrieval"},
+    "change of token perplexity": {"change": "from no retrieval"},
+    "share of the questions": {
+        "exact_match": "exact match",
+        "f1": "F1",
+        "accuracy": "accuracy",
+        "has_answer": "an answer in the passages",
+    },
+    "log-probability, nats": {"gold_log_prob": "right answer"},
+}
+"""What the plot shows: measures with their labels, by the label of the axis."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Evaluated(Protocol):
+    """A text or questions, evaluated."""
+
+    @property
+    def units(self) -> UnitTable:
+        """The measures of each unit."""
+
+    def summary(self) -> dict[str, JsonValue]:
+        """The figures."""
+
+
+_Evaluated = TypeVar("_Evaluated", bound=Evaluated)
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep(Generic[_Evaluated]):
+    """An evaluation for each value of an option, with its configuration."""
+
+    option: str
+    evaluations: Mapping[str, _Evaluated]
+    configs: Mapping[str, dict[str, JsonValue]]
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """The figures of all values, and their changes from the first."""
+        return Comparison([*self.evaluations], [one.units for one in self.evaluations.values()])
+
+    def rows(self) -> list[dict[str, JsonValue]]:
+        """Return a row per value: each figure, and each change from the first value, with the ends of its interval."""
+        rows = []
+        for place, value in enumerate(self.evaluations):
+            row: dict[str, JsonValue] = {self.option: value}
+            for name, figure in self.comparison.estimates(place).items():
+                row |= figure.columns(name)
+            rows.append(row)
+        return rows
+
+    def summary(self) -> dict[str, JsonValue]:
+        """Return for each value the summary of its evaluation, its figures beside those of the others, and its
+        configuration."""
+        points: list[JsonValue] = [
+            {
+                self.option: value,
+                **one.summary(),
+                **fields_of(self.comparison.estimates(place)),
+                "config": self.configs[value],
+            }
+            for place, (value, one) in enumerate(self.evaluations.items())
+        ]
+        return {"option": self.option, "points": points}
+
+
+def check_plot() -> None:
+    """Raise MissingExtraError if matplotlib is missing; called before the work for a plot."""
+    with extra("plots", "the plot needs", ("matplotlib",)):
+        import ralm.runs.plot  # noqa: F401
+
+
+def write_sweep(
+    out: Path | str,
+    swept: Sweep[_Evaluated],
+    write: Callable[[Path, _Evaluated, dict[str, JsonValue]], None],
+    *,
+    force: bool = False,
+) -> None:
+    """Write the folder of a sweep atomically: `write` writes the run with each value, and matplotlib draws the plot if
+    it is installed."""
+    rows = swept.rows()
+    names = dict.fromkeys(name for row in rows for name in row)
+    rows = [{name: row.get(name) for name in names} for row in rows]
+    with outputs.new_folder(Path(out), kind=SWEEP_KIND, force=force) as folder:
+        for value, evaluation in swept.evaluations.items():
+            write(folder / f"{swept.option}-{value}".replace("/", "_"), evaluation, swept.configs[value])
+        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / SWEEP_TABLE)
+        try:
+            check_plot()
+        except MissingExtraError as error:
+            _logger.info("not drawn: %s", error)
+        else:
+            from ralm.runs.plot import draw_lines
+
+            panels = {
+                label: {measure: name for measure, name in measures.items() if measure in names}
+                for label, measures in _PANELS.items()
+                if any(measure in names for measure in measures)
+            }
+            draw_lines(swept.option, rows, panels, folder / SWEEP_PLOT)
+        (folder / SUMMARY).write_text(to_json(swept.summary(), indent=2) + "\n", encoding="utf-8")
+        settings: dict[str, JsonValue] = {"option": swept.option, "environment": environment()}
+        manifest.write_manifest(folder, kind=SWEEP_KIND, settings=settings, counts={"points": len(rows)})
