@@ -22,7 +22,6 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.parts import Parts
 from ralm.reading.sources import FromRetriever
-from ralm.records import Passage
 from tests.cli.program import failed, ralm
 from tests.tiny_models import save_tiny_model
 
@@ -135,33 +134,13 @@ def test_without_passages_there_are_no_sources(model: WritingModel) -> None:
     assert {"baseline_log_prob", "gain", "sources"}.isdisjoint(answer.as_json())
 
 
-def test_unrelated_passages_are_the_control(model: WritingModel, source: FromRetriever) -> None:
-    """The third passage and that of a fourth document are the only others; the mixture is that of whole texts."""
+def test_a_given_text_has_the_sources_of_the_same_answer(model: WritingModel, source: FromRetriever) -> None:
     options = AnswerOptions(new_tokens=3)
-    passages = [*source.passages, Passage(3, "other", "Other", "Rain falls.")]
-    four = FromRetriever(source.retriever, passages)
-    reader = Concatenation(documents=2)
-    answerer = Answerer(model, PROMPT, four, parts=Parts(reader=reader), options=options, control=True)
+    answerer = Answerer(model, PROMPT, source, parts=Parts(reader=Concatenation(documents=2)), options=options)
     [answer] = answerer.answers(QUESTIONS[1:2])
-    found = {one.passage.number for one in answer.sources}
-    builder = PromptBuilder(PROMPT, model.tokenizer, room_for_prompts(model, options))
-    prompts = [
-        builder.build(Question("1", QUESTIONS[1]), [(number, 0.0)], passages).prompts[0].tokens.tolist()
-        for number in range(4)
-        if number not in found
-    ]
-    texts = np.exp(np.cumsum(forced(model, prompts, answer), axis=1)).mean(axis=0)
-    assert answer.control_T is not None
-    np.testing.assert_allclose(np.cumsum(answer.control_T), np.log(texts), atol=1e-3)
     again = answerer.given(QUESTIONS[1], answer.answer.text)
     np.testing.assert_allclose(again.text.log_probs_T, answer.text.log_probs_T, atol=1e-3)
-    assert again.control_T is not None
-    np.testing.assert_allclose(again.control_T, answer.control_T, atol=1e-3)
     assert [one.known for one in again.sources] == [one.known for one in answer.sources]
-    with pytest.raises(UsageError, match="reads 2 passages beside those that were found, and there are 1"):
-        Answerer(model, PROMPT, source, parts=Parts(reader=reader), control=True).given(QUESTIONS[1], "whales")
-    with pytest.raises(UsageError, match="nothing is measured"):
-        Answerer(model, PROMPT, source, measured=False, control=True)
 
 
 def test_words_of_the_instruction_credit_nobody(model: WritingModel, source: FromRetriever) -> None:
@@ -194,9 +173,6 @@ def test_the_command_prints_an_answer_with_its_sources(index: Path) -> None:
     assert f"{found['baseline_log_prob'] / tokens:.2f} without ({tokens} tokens)" in text.out
     assert found["gain"]["nats"] == pytest.approx(found["log_prob"] - found["baseline_log_prob"], abs=1e-4)
     assert ralm("ask", "-", *asked, stdin=QUESTIONS[1] + "\n").out == text.out
-    alone = ralm("ask", QUESTIONS[1], "--lm", "ralm-tiny", "--index", index, "--new-tokens", 4, "--control", "--json")
-    assert json.loads(alone.out)["control_log_prob"] < 0
-    failed(ralm("ask", QUESTIONS[1], "--lm", "ralm-tiny", "--control"), 2, "--control has no effect without --index")
 
 
 def test_a_file_of_questions(index: Path, tmp_path: Path) -> None:

@@ -64,14 +64,6 @@ def test_a_gain_whose_interval_includes_zero_credits_nobody() -> None:
     assert cited(traced([], [])) == {}
 
 
-def test_a_gain_that_unrelated_passages_give_too_credits_nobody() -> None:
-    text = traced(["a", " b"], [5, 1])  # the log-probabilities are -1 each
-    for gain, expected in ((CREDITED + 0.01, {0: ["a b"]}), (CREDITED - 0.01, {})):
-        control_T = np.array([-1 - gain, -1], dtype=np.float32)
-        found = {one.passage.number: ["".join(text.texts)[slice(*one.spans[0])]] for one in citations(text, control_T)}
-        assert found == expected
-
-
 def test_a_passage_that_gives_nothing_alone_is_not_credited() -> None:
     rows: list[Row] = [((1, 2), (0.5, 0.5))] * 2
     text = traced(["one", " two"], [8, 8], rows)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -20,7 +19,7 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading import concatenation, pieces
-from ralm.reading.mixture import mix, shares
+from ralm.reading.mixture import shares
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json
 from ralm.reading.sampling import GenerationOptions
@@ -28,23 +27,18 @@ from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Passages, Request
 from ralm.validation import check_strings, scores_given_texts
 
-CONTROLS: Final = 2
-"""Unrelated passages that a control reads."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourcedAnswer:
     """An answer and its sources.
 
-    `text` holds the tokens of the answer with their log-probabilities, with passages and without. `control_T` (float32,
-    T) are their log-probabilities with unrelated passages, None if there is no control. `sources` are the passages in
-    the prompts, best first by the retriever. `cut` is the largest cut of a prompt.
+    `text` holds the tokens of the answer with their log-probabilities, with passages and without. `sources` are the
+    passages in the prompts, best first by the retriever. `cut` is the largest cut of a prompt.
     """
 
     question: str
     answer: Answer
     text: TracedText
-    control_T: FloatArray | None
     sources: Sequence[AnswerSource]
     cut: Cut
 
@@ -61,8 +55,6 @@ class SourcedAnswer:
         }
         if self.sources:
             found["baseline_log_prob"] = float(self.text.baseline_T.sum(dtype=np.float64))
-            if self.control_T is not None:
-                found["control_log_prob"] = float(self.control_T.sum(dtype=np.float64))
             found["gain"] = gain_as_json(self.text)
             found["sources"] = [
                 {**passage_as_json(one.passage), "text": one.passage.text, **one.as_json()} for one in self.sources
@@ -78,9 +70,8 @@ class Answerer:
     them reads as `ranking` says. An ensemble is averaged for every token.
 
     With `measured`, an answer is also scored after the same prompt without passages. If several passages share a
-    prompt, it is scored after each of them alone, and they share the gain as an ensemble would. With `control`, it is
-    also scored after two unrelated passages, drawn at random by the seed, each alone. Raises UsageError if the options
-    do not fit the model.
+    prompt, it is scored after each of them alone, and they share the gain as an ensemble would. Raises UsageError if
+    the options do not fit the model.
     """
 
     def __init__(
@@ -92,7 +83,6 @@ class Answerer:
         parts: Parts = IN_CONTEXT,
         options: AnswerOptions | None = None,
         measured: bool = True,
-        control: bool = False,
         ranking: GenerationOptions | None = None,
     ) -> None:
         self._model = model
@@ -108,12 +98,6 @@ class Answerer:
         self._room = room_for_prompts(model, self._options)
         self._with_passages = PromptBuilder(prompt, model.tokenizer, self._room, parts)
         self._measures = measured and source is not None and scores_given_texts(model)
-        if control and not self._measures:
-            raise UsageError(
-                "`control` compares what passages and unrelated passages give to an answer, and nothing is measured "
-                "here: it needs passages, and a model that scores given texts."
-            )
-        self._control = control
 
     def answers(self, questions: Sequence[str | Conversation]) -> Iterator[SourcedAnswer]:
         """The answers to questions, in their order; some are answered together.
@@ -167,7 +151,7 @@ class Answerer:
         """An answer with what each passage gave to it, and what its text says about them."""
         numbers = [number for prompt in question.prompts for number in prompt.passages]
         words = self._prompt.same_words(several=len(numbers) > len(question.prompts))
-        tokens, baseline_T, alone, control_T = self._compared(question, passages, answer.tokens, numbers)
+        tokens, baseline_T, alone = self._compared(question, passages, answer.tokens, numbers)
         text = TracedText.of_tokens("", pieces.texts_of_tokens(answer.pieces)[1], tokens, baseline_T, passages)
         asked = question.conversation or Conversation.of(question.question.text)
         asked = asked.after(words.system).with_question(str(words.text(question.question.text, ())))
@@ -176,7 +160,7 @@ class Answerer:
         numbered = words.numbers_passages and len(question.prompts) == 1
         in_text = AnswerSource.of_text(answer.text, [passages[number] for number in placed], own, numbered=numbered)
         by_number = dict(zip(placed, in_text, strict=True))
-        credited = {one.passage.number: one.spans for one in citations(text, control_T, own, alone)}
+        credited = {one.passage.number: one.spans for one in citations(text, own, alone)}
         gains = {row.passage: row.gain for row in text.contributions} if self._measures else {}
         shares = pieces.passage_shares(tokens) if gains else {}
         sources = [
@@ -192,7 +176,6 @@ class Answerer:
             question=question.question.text,
             answer=answer,
             text=text,
-            control_T=control_T,
             sources=sources,
             cut=question.cut,
         )
@@ -208,13 +191,13 @@ class Answerer:
         passages: Passages,
         tokens: Sequence[pieces.GeneratedToken],
         numbers: Sequence[int],
-    ) -> tuple[Sequence[pieces.GeneratedToken], FloatArray, Mapping[int, float], FloatArray | None]:
+    ) -> tuple[Sequence[pieces.GeneratedToken], FloatArray, Mapping[int, float]]:
         """Return the tokens of an answer with the posteriors of its passages; their log-probabilities (float32, T)
-        without these, NaN if they are not measured; by number, the gain of the text after each passage alone in nats,
-        if they share a prompt; and the log-probabilities with unrelated passages, if there is a control."""
+        without these, NaN if they are not measured; and by number, the gain of the text after each passage alone in
+        nats, if they share a prompt."""
         if not (self._measures and tokens and numbers):
             without = [math.nan if numbers else token.log_prob for token in tokens]
-            return tokens, np.array(without, dtype=np.float32), {}, None
+            return tokens, np.array(without, dtype=np.float32), {}
         several = len(numbers) > len(question.prompts)
 
         def scored(some: Sequence[int], place: int = 1) -> FloatArray:
@@ -226,7 +209,7 @@ class Answerer:
             [log_probs_T] = self._scorer.log_probs([Request(prompt.tokens, NO_TOKENS, targets)])
             return log_probs_T
 
-        baseline_T, control_T, alone = scored([]), None, dict[int, float]()
+        baseline_T, alone = scored([]), dict[int, float]()
         if several:
             places = {number: place for place, number in enumerate(self._in_prompt(numbers), 1)}
             log_probs_KT = np.stack([scored([number], places[number]) for number in numbers])
@@ -238,30 +221,7 @@ class Answerer:
                 replace(token, passages_K=numbers_K, posteriors_K=shares_K)
                 for token, shares_K in zip(tokens, shares_TK, strict=True)
             ]
-        if self._control:
-            unrelated = _unrelated(len(passages), numbers, self._options.seed)
-            control_T = _mixed_texts(np.stack([scored([number]) for number in unrelated]))
-        return tokens, baseline_T, alone, control_T
-
-
-def _unrelated(count: int, found: Sequence[int], seed: int) -> list[int]:
-    """Numbers of random passages, of `count`, other than those that were found; UsageError if there are too few."""
-    others = count - len(found)
-    if others < CONTROLS:
-        raise UsageError(
-            f"`control` reads {CONTROLS} passages beside those that were found, and there are {others}: leave it out."
-        )
-    drawn = np.random.default_rng(seed).choice(others, CONTROLS, replace=False).tolist()
-    for number in sorted(found):
-        drawn = [one + (one >= number) for one in drawn]
-    return drawn
-
-
-def _mixed_texts(log_probs_RT: FloatArray) -> FloatArray:
-    """The log-probability (float32, T) of each token under an equal mixture of R predictions of the whole text."""
-    joint_RT = np.cumsum(log_probs_RT, axis=1, dtype=np.float64)
-    joint_T = mix(joint_RT, np.full(len(joint_RT), -math.log(len(joint_RT))))
-    return np.diff(joint_T, prepend=0.0).astype(np.float32)
+        return tokens, baseline_T, alone
 
 
 class AnswerStream:

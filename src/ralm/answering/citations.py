@@ -10,7 +10,7 @@ nats (`ralm.reading.provenance`): the instruction stays, so that only the passag
    citations, as in [1].
 2. A passage is credited only if it gave the answer more than ln 20 nats in all. An answer drawn without passages
    becomes 20 times as likely with them in at most 5% of all cases (Markov's inequality); of one drawn with them the
-   threshold is a convention. With a control, the same must hold of its gain over prompts with unrelated passages.
+   threshold is a convention.
 3. Each token goes to that one of these passages that gave it most, if the passage made it likelier.
 4. A passage is cited for the runs of tokens to which it gave most, on balance: each token counts what the passage gave
    it, less 0.1 nats, so that a run ends where tokens are as likely without the passage; a run holds no token that goes
@@ -35,7 +35,7 @@ from pydantic import JsonValue
 
 from ralm.answering.quotes import Quote, TextSpan, citation_spans, cited_numbers, own_spans, quotes
 from ralm.reading.provenance import TracedText, attributed, contributions
-from ralm.records import DoubleArray, FloatArray, Passage
+from ralm.records import DoubleArray, Passage
 
 Known = Literal["measured", "cited", "quoted", "retrieved"]
 """How a source is known, the surest first."""
@@ -124,26 +124,18 @@ class Citation:
     spans: Sequence[TextSpan]
 
 
-def citations(
-    text: TracedText, control_T: FloatArray | None = None, own: str = "", alone: Mapping[int, float] | None = None
-) -> list[Citation]:
+def citations(text: TracedText, own: str = "", alone: Mapping[int, float] | None = None) -> list[Citation]:
     """The passages that an answer cites, largest gain first, by the rule of this module.
 
-    `control_T` (float32, T) are the log-probabilities of its tokens with unrelated passages, `own` is the prompt
-    without passages, and `alone` the gain in nats of the whole answer after some passages alone, which credits these
-    only if it is large enough too. Characters count from the beginning of the text, what is `before` the first token
-    included. No two spans overlap.
+    `own` is the prompt without passages, and `alone` the gain in nats of the whole answer after some passages alone,
+    which credits these only if it is large enough too. Characters count from the beginning of the
+    text, what is `before` the first token included. No two spans overlap.
     """
     if not np.isfinite(text.gain_T).all():
         return []
-    own_T = _own_tokens(text, own)
-    gain_T = np.where(own_T, 0, text.gain_T)
+    gain_T = np.where(_own_tokens(text, own), 0, text.gain_T)
     rows = contributions(text.provenance, gain_T)
     credited = {row.passage: row.gain for row in rows if row.gain > CREDITED}
-    if control_T is not None:
-        over_control_T = np.where(own_T, 0, text.log_probs_T.astype(np.float64) - control_T)
-        over = {row.passage: row.gain for row in contributions(text.provenance, over_control_T)}
-        credited = {number: gain for number, gain in credited.items() if over[number] > CREDITED}
     credited = {number: gain for number, gain in credited.items() if (alone or {}).get(number, gain) > CREDITED}
     spans: dict[int, list[TextSpan]] = {number: [] for number in credited}
     given_TK = attributed(text.provenance, gain_T)

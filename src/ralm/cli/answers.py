@@ -94,8 +94,6 @@ def print_sources(answer: SourcedAnswer) -> None:
     if tokens:
         own, without = (float(one.mean(dtype="float64")) for one in (answer.text.log_probs_T, answer.text.baseline_T))
         beside = f" with passages, {without:.2f} without" if answer.sources and not math.isnan(without) else ""
-        if answer.control_T is not None:
-            beside += f", {answer.control_T.mean(dtype='float64'):.2f} with unrelated ones"
         if not math.isnan(own):
             print_line(f"\nLog-probability of the answer: {own:.2f} nats a token{beside} ({tokens} tokens).")
     if any(token.is_bounded for token in answer.answer.tokens):

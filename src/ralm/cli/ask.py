@@ -29,13 +29,6 @@ def ask_command(
         ),
     ] = None,
     answering: Annotated[AnswerOptions, Option("How an answer is drawn.", without=("join",))],
-    control: Annotated[
-        bool,
-        Option(
-            "Credit passages only if they gave more than two unrelated ones, drawn at random.",
-            needs=options.NEEDS_INDEX,
-        ),
-    ] = False,
     json: Annotated[bool, Option("Print only one JSON object per question, with every token.")] = False,
 ) -> None:
     """Answer a question with passages in the prompt. Print the answer, then each passage with how it is known to be a
@@ -57,7 +50,7 @@ def ask_command(
     opened = open_pipeline(pipeline, load=models.open_model)
     model, parts = opened.model, opened.parts
     chosen, answering = chosen_prompt(named, model.tokenizer, parts.reader, answering, given)
-    answerer = ralm.Answerer(model, chosen, opened.searched, parts=parts, options=answering, control=control)
+    answerer = ralm.Answerer(model, chosen, opened.searched, parts=parts, options=answering)
     if json:
         for answer in answerer.answers(texts):
             output.print_json(answer.as_json())

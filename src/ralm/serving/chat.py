@@ -39,7 +39,7 @@ class ChatCompletion:
     that the model reads).
 
     With `measured`, the answers are also scored without passages, so that they cite the passages that helped; None: if
-    the model can do so. With `control`, also with unrelated passages.
+    the model can do so.
     `logprobs` returns the log-probability of each token, and `top_logprobs` that many top ones. With `sources_as_text`,
     the sources also stand behind the text. `sampling` holds the options of `ralm.reading.Sampling` and `stop`.
     """
@@ -48,7 +48,6 @@ class ChatCompletion:
     new_tokens: int | None
     times: int
     measured: bool | None
-    control: bool
     logprobs: bool
     top_logprobs: int
     sources_as_text: bool
@@ -79,7 +78,6 @@ def answer_chat(
             parts=reads.parts,
             options=options,
             measured=chat.measured is not False,
-            control=chat.control,
             ranking=GenerationOptions.of(reads.settings.plan),
         )
         seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(chat.times)]
@@ -111,7 +109,7 @@ def _check(chat: ChatCompletion, model: SharedModel, prompt: prompts.QuestionPro
         raise errors.RequestError(
             f"the model {model.name} returns no log-probabilities: leave out `logprobs`.", param="logprobs"
         )
-    if chat.measured or chat.control:
+    if chat.measured:
         check_scores(model)
     if prompt.chat and not has_chat_template(model.tokenizer):
         raise errors.RequestError(

@@ -26,7 +26,6 @@ CHOICES: Final = (
     "query_tokens",
     "document_tokens",
     "gain",
-    "control",
 )
 """The choices of a request in its field `ralm`. None of these names a file, a model or an address."""
 

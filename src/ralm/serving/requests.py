@@ -110,7 +110,6 @@ def _make_choice() -> type[Body]:
         "index": (str, "The name of the index to read with; null: none."),
         "query": (str, "The query for the retriever, instead of the end of the text."),
         "gain": (bool, "Also return the gain of each token from passages, in nats."),
-        "control": (bool, "In a chat, also compare the gain with that of two unrelated passages."),
     }
     for name, (kind, description) in own.items():
         fields[name] = (Annotated[kind | None, Field(description=description)], None)
@@ -259,8 +258,6 @@ def completion_of(body: CompletionRequest, limits: Limits) -> Completion:
         )
     most = _MAX_COUNT if limits.new_tokens is None else limits.new_tokens
     choice = body.chosen
-    if "control" in choice:
-        raise RequestError("`control` has no effect in a completion: leave it out.", param="ralm.control")
     check_bytes([choice.get("query") or ""], limits.text_bytes, "ralm.query")
     _count("logprobs", body.logprobs, 0, limits.top_logprobs, default=0)
     return Completion(
@@ -380,7 +377,6 @@ def chat_of(body: ChatRequest, limits: Limits) -> ChatCompletion:
         new_tokens=_new_tokens(body, limits),
         times=_count("n", body.n, 1, limits.texts, default=1),
         measured=choice.get("gain"),
-        control=bool(choice.get("control")),
         logprobs=bool(body.logprobs),
         top_logprobs=top_logprobs,
         sources_as_text=body.ralm is not None and body.ralm.sources == "text",

@@ -104,7 +104,7 @@ class Service(SearchService):
     def choices(self) -> Sequence[str]:
         """The choices that requests have here."""
         possible = PASSED_ON if self.passes_on else CHOICES
-        unscored = () if self.abilities["gain"] else ("gain", "control")
+        unscored = () if self.abilities["gain"] else ("gain",)
         return [name for name in self.options.allow if name in possible and name not in unscored]
 
     @property
