@@ -407,10 +407,11 @@ def test_the_command(files: Path) -> None:
     answer = ralm(*asking, "--index", files / "index", *reader, "--baseline", "--out", files / "run")
     assert answer.status == 0, answer.err
     assert "closed book" in answer.out
-    assert "difference" in answer.out
+    assert "change from the first" in answer.out
     assert "social sciences" in answer.out
     assert "\N{HORIZONTAL ELLIPSIS}" not in answer.out
-    assert "3 questions; chance 36.1%" in answer.out
+    assert "3 questions: no interval" in answer.out
+    assert "chance 36.1%" in answer.out
     assert pq.read_table(files / "run" / "choices.parquet")["closed_chosen"].null_count == 0
     assert ralm("check", files / "run").status == 0
     given = json.loads(ralm(*asking, "--retrieved", files / "given.jsonl", "--json").out)

@@ -171,7 +171,7 @@ def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
         assert row.judged.measures["f1"] == f1(row.judged.answer.text, row.question.answers)
         assert row.closed is not None
     assert [row.answer_at for row in rows] == [1, 1, 1]
-    assert summary["has_answer"] == {"1": 1.0, "2": 1.0}
+    assert (summary["has_answer"], summary["has_answer_at"]) == (1.0, {"1": 1.0, "2": 1.0})
     assert summary["no_passage"] == 0
     total = sum(row.judged.gold_log_prob or 0 for row in rows)
     tokens = sum(row.judged.gold_tokens or 0 for row in rows)
@@ -313,7 +313,7 @@ def test_given_passages_are_read_with_the_named_fields(tmp_path: Path) -> None:
     file.write_text(json.dumps(rows))
     fields = ("--fields", "question=q,answers=a")
     found = ralm("qa", file, "--lm", "ralm-tiny", "--retrieved", file, *fields, "--new-tokens", 2, "--json")
-    assert json.loads(found.out)["has_answer"] == {"1": 1.0}
+    assert json.loads(found.out)["has_answer_at"] == {"1": 1.0}
 
 
 def test_passages_that_questions_bring_decide_where_the_file_lacks_them(model: WritingModel) -> None:

@@ -131,13 +131,6 @@ def test_temperatures_share_everything_and_query_lengths_the_baseline() -> None:
     assert scored(one, other) < scored(one) + scored(other)
 
 
-def test_points_over_other_targets_have_no_change_from_the_first() -> None:
-    shorter, longer = (point(n, InContext(), replace(PLAN, max_length=n)) for n in (10, 12))
-    official = point("official", InContext(), replace(PLAN, semantics="official"))
-    rows = swept(shorter, longer, official).rows()
-    assert ["token_perplexity_from_first" in row for row in rows] == [False, True, False]
-
-
 def test_a_sweep_needs_points() -> None:
     with pytest.raises(UsageError, match="`points` is empty"):
         swept()

@@ -88,8 +88,8 @@ class AnswerEvaluation(Generic[_Asked, _Judged]):
         """The ways in which questions were asked, those without passages first."""
         without = [row.without for row in self.rows if row.without is not None]
         closed = [row.closed for row in self.rows if row.closed is not None]
-        ways = {name: self._units(way) for name, way in (("without_passages", without), ("closed_book", closed)) if way}
-        ways["with_passages" if self.documents else "closed_book"] = self.units
+        ways = {name: self._units(way) for name, way in (("without passages", without), ("closed book", closed)) if way}
+        ways["with passages" if self.documents else "closed book"] = self.units
         return Comparison([*ways], [*ways.values()])
 
     def _units(self, judged: Sequence[_Judged], *, has_passages: bool = False) -> UnitTable:
@@ -114,7 +114,7 @@ class AnswerEvaluation(Generic[_Asked, _Judged]):
         for place, name in enumerate(books.names):
             figures = fields_of({measure: of[place] for measure, of in books.figures.items() if place in of})
             if place < last:
-                found[name] = figures
+                found[name.replace(" ", "_")] = figures
             else:
                 own = figures
         found = {**found, **own, **self._counts()}

@@ -110,6 +110,8 @@ def print_comparison(compared: Comparison, heading: str) -> None:
             rows.append([label, one_line(Path(compared.names[place]).name), figure, changed])
     others = ["change from the first"] if len(compared.names) > 1 else []
     print_table(["", heading, "", *others], [row[: 3 + len(others)] for row in rows], pad_edge=False)
+    if "change" in compared.columns:
+        print_line("  change: of the token perplexity from that without passages")
     print_line(f"  {_about_units(compared.units, compared.noun, compared.figures.values())}")
 
 
