@@ -91,7 +91,6 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--reader", choices=["concatenation", "ensemble"], default="concatenation")
     parser.add_argument("--prompt", default="numbered")
-    parser.add_argument("--control", action="store_true")
     parser.add_argument("--keep", type=Path, required=True, help="JSON lines of answers; those in it are not repeated")
     given = parser.parse_args()
     model = load_language_model(given.lm, ModelOptions(dtype="float32"))
@@ -107,7 +106,7 @@ def main() -> None:
         build_index(make_passages(corpus, Splitting(words=WORDS)), Path(folder) / "index")
         source = FromRetriever.of_index(Path(folder) / "index")
         found, planted = (
-            Answerer(model, prompt, one, parts=Parts(reader=reader), options=options, control=given.control)
+            Answerer(model, prompt, one, parts=Parts(reader=reader), options=options)
             for one in (source, Planted(source))
         )
         copied = str(prompt.same_words(several=given.reader == "concatenation").text("", ())).strip()
