@@ -1,17 +1,14 @@
 """Tests whether mean gains are above or below 0 at several looks, at a level that holds over all looks and claims.
 
-The level is spent in proportion to the units seen, alpha(t) = alpha t, one of the spending functions of Lan and DeMets
-(Biometrika 70, 1983). The bounds follow from the joint normal distribution of the means at the looks (Armitage,
-McPherson and Rowe, 1969); Student's t takes the place of the normal at each look (Jennison and Turnbull, 2000, section
-3.8). Means and bounds give repeated confidence intervals (Jennison and Turnbull, 1989): all of them hold together. For
-skewed gains each end moves outwards to where Hall's transformation has it (Journal of the Royal Statistical Society B
-54, 1992): t alone takes a mean of 0 for another one in 9% of exponential samples, the wider of both in 5%.
+The level is spent in proportion to the units seen (Lan and DeMets, Biometrika 70, 1983). Bounds follow from the joint
+normal distribution of the means at the looks (Armitage, McPherson and Rowe, 1969), with Student's t in place of the
+normal at each (Jennison and Turnbull, 2000, section 3.8), and all intervals hold together. For skewed gains each end
+moves outwards to where Hall's transformation has it (Journal of the Royal Statistical Society B 54, 1992): t alone
+takes a mean of 0 for another one in 9% of exponential samples, the wider of both in 5%.
 
-A verdict tests two gains, without near duplicates and with them, and can make three false claims: the first gain is
-above 0, it is below 0, the second is above 0. Each claim has a third of the level (Bonferroni), so that all keep it
-together, however the gains depend on each other. To test the second gain only after the first, or the first after the
-second, would give each the whole level. But a verdict on near duplicates is needed where the first gain is not shown,
-and near duplicates, which gain much in few documents, may hide a gain without them.
+A verdict can make three false claims: the gain without near duplicates is above 0, it is below 0, the gain with them is
+above 0. Each has a third of the level (Bonferroni). If one gain was tested only after the other, each would have the
+whole level; but near duplicates matter where the first gain is not shown, and may hide it by much in few documents.
 
 Letters of shapes: U units, K looks, G points of a grid.
 """

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ralm.advice.sequential import looks, repeated_interval, spending_bounds, student_bound, units_needed
 from ralm.evaluation.intervals import LEVEL, Estimate, Units
+from ralm.worth.sequential import looks, repeated_interval, spending_bounds, student_bound, units_needed
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 
