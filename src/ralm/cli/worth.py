@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -95,7 +96,7 @@ def _opened(corpus: list[str], fields: Fields) -> "Iterator[Index]":
 
 
 def _as_json(worth: "Worth", names: dict[str, str]) -> dict[str, JsonValue]:
-    return {**names, **worth.as_json(), "notes": [*_notes(worth)]}
+    return {**names, "sentence": worth.sentence, **asdict(worth), "notes": [*_notes(worth)]}
 
 
 def _print(worth: "Worth", names: dict[str, str]) -> None:

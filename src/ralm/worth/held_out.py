@@ -58,7 +58,6 @@ class Unit:
     """A document or a question: its examples, which know its runs of 13 words, with a query each. The `prompts` of a
     question have the passage of a number, or none for `NO_PASSAGE`."""
 
-    name: str
     examples: Sequence[Example]
     queries: Sequence[str]
     prompts: Callable[[Passages, int], IntArray] | None = None
@@ -123,7 +122,7 @@ def _units(documents: Iterable[tuple[Document, str]], tokenizer: Tokenizer, opti
             continue
         runs = overlap_with((whole,)).hashes
         queries = queries_of(examples, tokenizer, sampling.query_tokens)
-        yield Unit(document.id, [replace(example, runs=runs) for example in examples], queries)
+        yield Unit([replace(example, runs=runs) for example in examples], queries)
 
 
 def held_out_questions(questions: Sequence[Question], name: str, model: WritingModel, options: WorthOptions) -> HeldOut:
@@ -145,12 +144,11 @@ def held_out_questions(questions: Sequence[Question], name: str, model: WritingM
         gold = tokens_after(prompts((), NO_PASSAGE), prompt.format_answer(answer), model.tokenizer)
         runs = overlap_with((f"{question.text} {answer}",)).hashes
         example = Example("", 0, NO_TOKENS, gold[: answering.new_tokens], runs)
-        return Unit(question.id, [example], [question.text], prompts)
+        return Unit([example], [question.text], prompts)
 
     units = map(unit, _shuffled(answered, options))
     return HeldOut("questions", name, min(options.most, len(answered)), units)
 
 
 def _shuffled(items: Sequence[_Item], options: WorthOptions) -> Iterator[_Item]:
-    order = np.random.default_rng(options.seed).permutation(len(items))
-    return (items[place] for place in order.tolist())
+    return (items[place] for place in np.random.default_rng(options.seed).permutation(len(items)).tolist())

@@ -62,10 +62,9 @@ class Meter:
             if time.perf_counter() >= end:
                 raise BudgetError("the time is over")
             before = self.documents[number] if unit.prompts is None else unit.prompts(self.passages, number)
-            places = [place for place, row in enumerate(rows) if number in row]
-            examples = [unit.examples[place] for place in places]
-            scored = self.scorer.log_probs([Request(before, one.prefix, one.continuation) for one in examples])
-            for place, log_probs_T in zip(places, scored, strict=True):
+            read = {place: unit.examples[place] for place, row in enumerate(rows) if number in row}
+            requests = [Request(before, example.prefix, example.continuation) for example in read.values()]
+            for place, log_probs_T in zip(read, self.scorer.log_probs(requests), strict=True):
                 nats[place, number] = float(np.maximum(log_probs_T, _LOWEST).sum(dtype=np.float64))
         alone = sum(nats[place, NO_PASSAGE] for place in range(len(rows)))
         tokens_E = [len(example.continuation) for example in unit.examples]
@@ -88,9 +87,7 @@ def measure_units(meter: Meter, held_out: HeldOut, minutes: float) -> Iterator[M
     """Measure units in turn for so many minutes (0: no limit); BudgetError when they are over. Says first what is read
     at most, and after the first unit how long that takes here."""
     most, noun, limit = held_out.most, held_out.noun, f" for {minutes:g} minutes or" if minutes else ""
-    _LOG.info(
-        f"reads{limit} until the verdict is certain: at most {most:,} {noun}, without passages and with the first"
-    )
+    _LOG.info(f"reads{limit} until the verdict is certain: at most {most:,} {noun}, with a passage and without")
     begin = time.perf_counter()
     end = begin + (60 * minutes or math.inf)
     for place, unit in enumerate(islice(held_out.units, most)):

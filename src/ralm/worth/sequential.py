@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri, stdtrit
+from scipy.special import ndtr, stdtrit
 
 from ralm.evaluation.intervals import LEVEL, MIN_UNITS, Estimate, Units
 from ralm.records import DoubleArray
@@ -28,7 +28,6 @@ CLAIM: Final = LEVEL / 3
 """The probability of each of the three false claims."""
 FIRST_LOOK: Final = 16
 """Units of the first look: with fewer, the normal approximation is poor."""
-_POWER: Final = 0.8
 _GRID: Final = 801
 _SYMMETRIC: Final = 1e-9
 _ROUNDING: Final = 1e-9
@@ -74,27 +73,14 @@ def student_bound(bound: float, freedom: int) -> float:
 
 def repeated_interval(units: Units, bound: float) -> Estimate:
     """Return the mean gain with its interval for a bound of the standardised mean."""
-    count, spread = len(units.counts_U), _spread(units)
+    count = len(units.counts_U)
+    spread = float((units.deviations_U * count).std(ddof=1)) if count > 1 else 0.0
     if count < MIN_UNITS or spread < _ROUNDING:
         return Estimate(value=units.mean, units=count)
     skewness = float(((units.deviations_U * count) ** 3).mean()) / spread**3
     ends = skewed_bounds(student_bound(bound, count - 1), count, skewness)
     low, high = (units.mean - end * spread / math.sqrt(count) for end in ends)
     return Estimate(value=units.mean, units=count, low=low, high=high)
-
-
-def units_needed(units: Units, most: int) -> int | None:
-    """Return how many units would show a gain of this size with a probability of 80%; None if it is 0."""
-    if not units.mean:
-        return None
-    bound = spending_bounds(looks(most), most)[-1]
-    return math.ceil(((bound + float(ndtri(_POWER))) * _spread(units) / units.mean) ** 2)
-
-
-def _spread(units: Units) -> float:
-    """The standard deviation of a unit's part in the mean."""
-    count = len(units.counts_U)
-    return float((units.deviations_U * count).std(ddof=1)) if count > 1 else 0.0
 
 
 def skewed_bounds(bound: float, units: int, skewness: float) -> tuple[float, float]:

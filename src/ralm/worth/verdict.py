@@ -1,12 +1,11 @@
 """Whether the passages of a corpus help a language model: the verdict, and the figures behind it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 
 import numpy as np
-from pydantic import JsonValue
 
 from ralm.errors import BudgetError, UsageError
 from ralm.evaluation.intervals import MIN_UNITS, Estimate, Units
@@ -14,12 +13,12 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading.tokens import PassageDocuments
 from ralm.retrieval.index import Index
-from ralm.terminal import progress_bar
+from ralm.terminal import track
 from ralm.training.candidates import check_fits
 from ralm.validation import scores_given_texts
 from ralm.worth.held_out import SEQUENCE, HeldOut, WorthOptions
 from ralm.worth.measure import MeasuredUnit, Meter, measure_units
-from ralm.worth.sequential import looks, repeated_interval, spending_bounds, units_needed
+from ralm.worth.sequential import looks, repeated_interval, spending_bounds
 
 WorthVerdict = Literal["helps", "near duplicates", "no difference", "open", "harms"]
 Stopped = Literal["certain", "budget", "measured"]
@@ -33,9 +32,8 @@ class Worth:
     """The verdict on a corpus, and its gains in nats a token.
 
     `gain` is that of the first passage that is no near duplicate, `with_duplicates` that of the first of all. Their
-    intervals hold together, over all looks; fewer than ten units have none. `needed` is how many units would decide an
-    open verdict, of `most`. `with_passage` is the share of tokens for which a first passage was found,
-    `near_duplicates` is their part of the gain of all passages, and `duplicated` the number of units with some.
+    intervals hold together, over all looks; fewer than ten units have none. `with_passage` is the share of tokens with
+    a first passage, `near_duplicates` their part of the gain of all passages, `duplicated` how many units have some.
     """
 
     verdict: WorthVerdict
@@ -44,7 +42,6 @@ class Worth:
     noun: str
     most: int
     stopped: Stopped
-    needed: int | None
     with_passage: float
     near_duplicates: float | None
     duplicated: int
@@ -67,13 +64,8 @@ class Worth:
         reach = f"{gain.low:+.3f} to {gain.high:+.3f} nats a token ({units})"
         if self.verdict == "no difference":
             return f"The corpus makes no difference above {_NEGLIGIBLE} nats a token: {reach}."
-        more = "" if self.needed is None else f"; a gain of this size would need about {self.needed:,} {self.noun}"
         ended = " when the budget ended" if self.stopped == "budget" else ""
-        return f"No difference can be shown{ended}: {reach}{more}."
-
-    def as_json(self) -> dict[str, JsonValue]:
-        """All figures, and the sentence."""
-        return {"sentence": self.sentence, **asdict(self)}
+        return f"No difference can be shown{ended}: {reach}."
 
 
 def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Meter:
@@ -89,26 +81,23 @@ def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Met
     return Meter(index.passages, documents, retriever, Scorer(model, progress=False))
 
 
-def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options: WorthOptions | None = None) -> Worth:
+def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options: WorthOptions) -> Worth:
     """Measure units until the verdict is certain, the budget is used up, or all are measured.
 
     Raises UsageError if the model does not score given texts or no unit is long enough, BudgetError if the budget ends
     before a unit is measured.
     """
-    options = options or WorthOptions()
     meter, most = open_meter(index, model, options), held_out.most
     measured: list[MeasuredUnit] = []
     stopped: Stopped = "measured"
-    with progress_bar("Measuring", total=most) as advance:
-        try:
-            for unit in measure_units(meter, held_out, options.budget):
-                measured.append(unit)
-                advance()
-                if len(measured) in looks(most) and _verdict(judge_units(measured, most)[1]) != "open":
-                    stopped = "certain"
-                    break
-        except BudgetError:
-            stopped = "budget"
+    try:
+        for unit in track(measure_units(meter, held_out, options.budget), "Measuring", most):
+            measured.append(unit)
+            if len(measured) in looks(most) and _verdict(judge_units(measured, most)[1]) != "open":
+                stopped = "certain"
+                break
+    except BudgetError:
+        stopped = "budget"
     if not measured and stopped == "budget":
         raise BudgetError(f"the budget ended before any of the {held_out.noun} was measured: raise it.")
     if not measured:
@@ -124,7 +113,6 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
         noun=held_out.noun,
         most=most,
         stopped=stopped,
-        needed=units_needed(_gains(measured)[0], most) if verdict == "open" and gain.ends else None,
         with_passage=sum(unit.with_passage for unit in measured) / sum(unit.tokens for unit in measured),
         near_duplicates=max(0.0, 1 - gain.value / with_duplicates.value) if with_duplicates.is_above else None,
         duplicated=sum(unit.is_duplicated for unit in measured),
@@ -154,9 +142,7 @@ def _verdict(gain: Estimate, with_duplicates: Estimate | None = None) -> WorthVe
         return "harms"
     if with_duplicates is not None and with_duplicates.is_above:
         return "near duplicates"
-    if gain.low is None or gain.high is None:
-        return "open"
-    return "no difference" if max(-gain.low, gain.high) < _NEGLIGIBLE else "open"
+    return "no difference" if gain.ends and max(map(abs, gain.ends)) < _NEGLIGIBLE else "open"
 
 
 def _gains(measured: Sequence[MeasuredUnit]) -> list[Units]:
