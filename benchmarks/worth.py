@@ -21,8 +21,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from ralm.advice.held_out import WorthOptions, held_out_texts
-from ralm.advice.verdict import judge_corpus
 from ralm.corpus.splitting import make_passages
 from ralm.demo.documentation import standard_library_documentation
 from ralm.lm.registry import ModelOptions, load_language_model
@@ -30,6 +28,8 @@ from ralm.protocols import LanguageModel
 from ralm.records import Document
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
+from ralm.worth.held_out import WorthOptions, held_out_texts
+from ralm.worth.verdict import judge_corpus
 
 DOCUMENTS: Final = 96
 UNITS: Final = 64
@@ -87,7 +87,7 @@ def planted(
     with tempfile.TemporaryDirectory() as folder:
         build_index(make_passages(corpus), Path(folder) / "index")
         index = open_index(Path(folder) / "index")
-        options = WorthOptions(most=most, strides=strides, candidates=4, documents=4, budget=0, seed=seed)
+        options = WorthOptions(most=most, strides=strides, budget=0, seed=seed)
         text = [Document(f"t{n}", "", one.text) for n, one in enumerate(some)]
         return judge_corpus(index, model, held_out_texts(text, "text", model.tokenizer, options), options)
 

@@ -39,7 +39,7 @@ TOPICS = {
     "reranking": "Reranking",
     "evaluation": "Evaluation",
     "answering": "Question answering",
-    "advice": "Advice on a corpus",
+    "worth": "Whether a corpus helps a model",
     "training": "Learning from a language model",
     "runs": "Runs on disk",
     "records": "Records",

@@ -37,7 +37,7 @@ _TRAINED: Final = "--steps 4 --batch 2 --evaluate-every 2 --held-out 0.4 --no-dr
 _SIGNALS: Final = (
     "--examples 12 --no-exclude --prefix-tokens 16 --query-tokens 8 --sequence-tokens 48 --document-tokens 24"
 )
-_WORTH: Final = "--units 16 --strides 2 --prefix-tokens 8 --candidates 2 --ensemble 2"
+_WORTH: Final = "--units 16 --strides 2 --prefix-tokens 8"
 
 COMMANDS: Final = {
     "index": "index corpus.jsonl --words 10 --out index",

@@ -1,13 +1,5 @@
 """The public names, listed only here: type checkers read this file, and so does the package through lazy_loader."""
 
-from .advice.held_out import (
-    HeldOut as HeldOut,
-    WorthOptions as WorthOptions,
-    held_out_documents as held_out_documents,
-    held_out_questions as held_out_questions,
-    held_out_texts as held_out_texts,
-)
-from .advice.verdict import Worth as Worth, judge_corpus as judge_corpus
 from .answering.answerer import Answerer as Answerer, SourcedAnswer as SourcedAnswer
 from .answering.citations import AnswerSource as AnswerSource, Citation as Citation, citations as citations
 from .answering.evaluation import (
@@ -158,3 +150,11 @@ from .training.signal_writer import make_signals as make_signals
 from .training.signals import Signals as Signals, open_signals as open_signals
 from .training.statistics import signal_statistics as signal_statistics
 from .version import __version__ as __version__
+from .worth.held_out import (
+    HeldOut as HeldOut,
+    WorthOptions as WorthOptions,
+    held_out_documents as held_out_documents,
+    held_out_questions as held_out_questions,
+    held_out_texts as held_out_texts,
+)
+from .worth.verdict import Worth as Worth, judge_corpus as judge_corpus

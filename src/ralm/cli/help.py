@@ -20,7 +20,7 @@ _MOST_USED: Final = (
     "stride",
 )
 _RECORDS: Final = {
-    "ralm.advice": "What is measured",
+    "ralm.worth": "What is measured",
     "ralm.cli.search": "How retrieval is judged",
     "ralm.answering": "How questions are asked",
     "ralm.cli.index": "How files are read",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import JsonValue
 
 import ralm
-from ralm.advice.held_out import WorthOptions
 from ralm.cli import options
 from ralm.cli.flags import Output
 from ralm.cli.models import open_model
@@ -17,10 +17,11 @@ from ralm.corpus.documents import Fields
 from ralm.errors import FolderError, UsageError
 from ralm.options import Option
 from ralm.settings import PipelineOptions
+from ralm.worth.held_out import WorthOptions
 
 if TYPE_CHECKING:
-    from ralm.advice.verdict import Worth
     from ralm.retrieval.index import Index
+    from ralm.worth.verdict import Worth
 
 
 def worth_command(
@@ -53,10 +54,10 @@ def worth_command(
     if text and questions:
         raise UsageError("`text` and `questions` are two measures of a corpus: give one of them.")
 
-    from ralm.advice import held_out
-    from ralm.advice.verdict import judge_corpus
     from ralm.pipeline import open_pipeline
     from ralm.training.examples import read_training_text
+    from ralm.worth import held_out
+    from ralm.worth.verdict import judge_corpus
 
     with _opened(corpus, fields) as index:
         scoring = open_pipeline(PipelineOptions(lm=lm, model=model), load=open_model).model
@@ -70,8 +71,8 @@ def worth_command(
         else:
             measured = held_out.held_out_documents(index, tokenizer, measuring)
         worth = judge_corpus(index, scoring, measured, measuring)
-    name = ", ".join(corpus)
-    return Output(partial(_as_json, worth, name), partial(_print, worth, name))
+    names = {"corpus": ", ".join(corpus), "lm": scoring.name, "text": measured.description}
+    return Output(partial(_as_json, worth, names), partial(_print, worth, names))
 
 
 @contextmanager
@@ -94,17 +95,17 @@ def _opened(corpus: list[str], fields: Fields) -> "Iterator[Index]":
         yield ralm.open_index(folder / "index")
 
 
-def _as_json(worth: "Worth", name: str) -> dict[str, JsonValue]:
-    return {**worth.as_json(), "corpus": name, "notes": [*_notes(worth)]}
+def _as_json(worth: "Worth", names: dict[str, str]) -> dict[str, JsonValue]:
+    return {**names, "sentence": worth.sentence, **asdict(worth), "notes": [*_notes(worth)]}
 
 
-def _print(worth: "Worth", name: str) -> None:
+def _print(worth: "Worth", names: dict[str, str]) -> None:
     from ralm.cli.output import print_line, print_table
 
-    print_line(f"{name}, {worth.lm}, {worth.text}\n{worth.sentence}")
+    print_line(f"{', '.join(names.values())}\n{worth.sentence}")
     rows = [
-        (reading, f"{gain.value:+.3f}", f"{gain.low:+.3f} to {gain.high:+.3f}" if gain.ends else "", f"{gain.units:,}")
-        for reading, gain in worth.readings.items()
+        (passage, f"{gain.value:+.3f}", f"{gain.low:+.3f} to {gain.high:+.3f}" if gain.ends else "", f"{gain.units:,}")
+        for passage, gain in (("first passage", worth.gain), ("first, near duplicates too", worth.with_duplicates))
     ]
     print_table(["gain over no passage", "nats a token", "95% interval", worth.noun], rows)
     for note in _notes(worth):
@@ -114,15 +115,13 @@ def _print(worth: "Worth", name: str) -> None:
 def _notes(worth: "Worth") -> Iterator[str]:
     """What the verdict rests on, a sentence a line."""
     units, noun = worth.gain.units, worth.noun
-    why = {"certain": "the verdict is certain", "budget": "the budget ended", "measured": "all are measured"}
+    all_measured = "all are measured" if units == worth.most else "the others are too short"
+    why = {"certain": "the verdict is certain", "budget": "the budget ended", "measured": all_measured}
     yield f"Stopped after {units:,} of at most {worth.most:,} {noun}: {why[worth.stopped]}."
     if noun == "stretches":
         yield "Stretches of 512 tokens of one text may depend on each other: a verdict is on this text, not on others."
-    yield f"A first passage was found for {worth.with_passage:.0%} of strides."
+    yield f"A first passage was found for {worth.with_passage:.0%} of tokens."
     if worth.near_duplicates is not None:
         yield f"Near duplicates give {worth.near_duplicates:.0%} of the gain of all passages."
-    if worth.copied:
-        where = "other documents of the corpus" if worth.of_corpus else "the corpus"
-        yield f"Stand in {where}: {worth.copied:,} of {units:,} {noun}."
-    if worth.skipped:
-        yield f"Too short, and skipped: {worth.skipped:,} {noun}."
+    if worth.duplicated:
+        yield f"Near duplicates stand in the corpus for {worth.duplicated:,} of {units:,} {noun}."

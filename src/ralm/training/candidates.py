@@ -95,8 +95,8 @@ def check_fits(model: LanguageModel, sequence_tokens: int, document_tokens: int)
     """Raise UsageError if the model cannot read a passage and a sequence at once."""
     if document_tokens + sequence_tokens > model.max_length:
         raise UsageError(
-            f"`document_tokens` {document_tokens} and `sequence_tokens` {sequence_tokens} do not fit together into the "
-            f"{model.max_length} tokens that {model.name} can read: lower one of them."
+            f"`document_tokens` {document_tokens} and {sequence_tokens} tokens of text do not fit together into the "
+            f"{model.max_length} that {model.name} can read: lower it, or give another model."
         )
 
 

@@ -3,16 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import worth
-from ralm.advice.held_out import Unit, WorthOptions, held_out_documents, held_out_questions, held_out_texts
-from ralm.advice.measure import ALL, FIRST, RANDOM, MeasuredUnit, Meter
-from ralm.advice.sequential import looks
-from ralm.advice.verdict import judge_corpus, judge_units, open_meter
 from ralm.answering.answerer import Answerer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
@@ -20,6 +17,7 @@ from ralm.answering.questions import Question
 from ralm.corpus.splitting import make_passages
 from ralm.errors import BudgetError, UsageError
 from ralm.evaluation.intervals import Estimate
+from ralm.evaluation.passages_read import overlap_with
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
@@ -29,13 +27,17 @@ from ralm.records import NO_PASSAGE, Document, Passage, Request
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.training.examples import Example
+from ralm.worth.held_out import Unit, WorthOptions, held_out_documents, held_out_questions, held_out_texts
+from ralm.worth.measure import MeasuredUnit, Meter
+from ralm.worth.sequential import looks
+from ralm.worth.verdict import judge_corpus, judge_units, open_meter
 from tests.campaign import sampled
 from tests.chat_models import save_chat_model
 from tests.cli.program import done, failed, printed, ralm, write_rows
 from tests.fakes import CountingModel, WordTokenizer
 
-SHORT = ("--units", 16, "--strides", 2, "--prefix-tokens", 32, "--candidates", 2, "--ensemble", 2, "--budget", 0)
-OPTIONS = WorthOptions(most=16, strides=2, prefix_tokens=32, candidates=2, documents=2, budget=0)
+SHORT = ("--units", 16, "--strides", 2, "--prefix-tokens", 32, "--budget", 0)
+OPTIONS = WorthOptions(most=16, strides=2, prefix_tokens=32, budget=0)
 
 
 def document(number: int, words: int = 130) -> str:
@@ -84,40 +86,28 @@ def test_a_gain_is_that_of_a_plain_loop(model: WritingModel, index: Index) -> No
         return float(meter.scorer.log_probs([request])[0].sum())
 
     def is_allowed(unit: Unit, passage: Passage) -> bool:
-        return passage.document_id != unit.name and not unit.overlap.overlap(passage.contents)
+        document_id = unit.examples[0].document_id
+        own = overlap_with((document(int(document_id[1:]) % 19),))
+        return passage.document_id != document_id and not own.overlap(passage.contents)
 
-    units = [unit for unit in held_out_documents(index, model.tokenizer, OPTIONS).units if unit is not None][:3]
-    for unit in units:
+    for unit in islice(held_out_documents(index, model.tokenizer, OPTIONS).units, 3):
         gain = 0.0
         for example, query in zip(unit.examples, unit.queries, strict=True):
             [hits] = index.bm25.retrieve([query], len(index.passages)).numbers_QK.tolist()
             allowed = [hit for hit in hits if hit != NO_PASSAGE and is_allowed(unit, index.passages[hit])]
             gain += log_prob(allowed[0], example) - log_prob(NO_PASSAGE, example)
-        assert meter.measure(unit, meter.first_rows(unit)).gains[FIRST] == pytest.approx((gain, 8), abs=1e-3)
+        measured = meter.measure(unit)
+        assert (measured.gain, measured.tokens) == pytest.approx((gain, 8), abs=1e-3)
 
 
 def test_a_copy_is_a_near_duplicate_and_not_read(model: WritingModel, index: Index) -> None:
     worth = judge_corpus(index, model, held_out_documents(index, model.tokenizer, OPTIONS), OPTIONS)
-    assert worth.copied in (1, 2)  # the document and its copy, as far as they are among 16 of 20
+    assert worth.duplicated in (1, 2)  # the document and its copy, as far as they are among 16 of 20
     assert worth.with_duplicates.value > worth.gain.value
-    assert {"best of 2", "ensemble of 2", RANDOM} <= {*worth.readings}
-    assert worth.readings["best of 2"].value >= worth.readings["ensemble of 2"].value
-    readings = {FIRST: Estimate(value=0.01, low=-0.02, high=0.04, units=32)}
-    assert replace(worth, verdict="open", needed=700, stopped="budget", readings=readings).sentence == (
-        "No difference can be shown when the budget ended: -0.020 to +0.040 nats a token (32 documents); a gain of "
-        "this size would need about 700 documents."
+    gain = Estimate(value=0.01, low=-0.02, high=0.04, units=32)
+    assert replace(worth, verdict="open", stopped="budget", gain=gain).sentence == (
+        "No difference can be shown when the budget ended: -0.020 to +0.040 nats a token (32 documents)."
     )
-
-
-def test_no_passage_of_a_copy_is_read(tmp_path: Path, model: WritingModel) -> None:
-    """Not even its last one, which is too short to share a run of 13 words."""
-    texts = [document(number, 105) for number in range(17)]
-    index = indexed(tmp_path / "index", [*texts, texts[0]])
-    [unit] = [unit for unit in held_out_documents(index, model.tokenizer, OPTIONS).units if unit and unit.name == "d0"]
-    meter = open_meter(index, model, OPTIONS)
-    candidates = {number for row in meter.candidate_rows(unit) for number, _ in row.candidates}
-    assert "d17" not in {index.passages[number].document_id for number in candidates}
-    assert meter.measure(unit, meter.first_rows(unit)).has_copy
 
 
 def test_gains_that_are_all_0_are_no_verdict(tmp_path: Path, model: WritingModel) -> None:
@@ -131,7 +121,8 @@ def test_gains_that_are_all_0_are_no_verdict(tmp_path: Path, model: WritingModel
 
 def test_near_duplicates_alone_help_where_no_other_passage_is_found() -> None:
     gains = np.random.default_rng(1).normal(1, 0.1, 64).tolist()
-    verdict, gain, _ = judge_units([MeasuredUnit({FIRST: (0.0, 1), ALL: (every, 1)}) for every in gains], 64, last=True)
+    measured = [MeasuredUnit(tokens=1, gain=0.0, with_duplicates=every) for every in gains]
+    verdict, gain, _ = judge_units(measured, 64, last=True)
     assert (verdict, gain.value, gain.ends) == ("near duplicates", 0, None)
 
 
@@ -145,7 +136,8 @@ def test_any_false_verdict_has_a_probability_of_at_most_5_percent(name: str, cor
     firsts_RU, others_RU = draws(size=(2, runs, most))
     both_RU = correlation * firsts_RU + np.sqrt(1 - correlation**2) * others_RU
     for run, gains in enumerate(zip(firsts_RU.tolist(), both_RU.tolist(), strict=True)):
-        measured = [MeasuredUnit({FIRST: (first, 1), ALL: (every, 1)}) for first, every in zip(*gains, strict=True)]
+        pairs = zip(*gains, strict=True)
+        measured = [MeasuredUnit(tokens=1, gain=first, with_duplicates=every) for first, every in pairs]
         ends = int(random.choice([10, 13, 24, 40, 100])) if run % 3 == 0 else most
         units_K = [*(look for look in looks(most) if look < ends), ends]
         verdicts = {judge_units(measured[:units], most, last=units == ends)[0] for units in units_K}
@@ -172,7 +164,6 @@ def test_questions_are_measured_by_their_gold_answers(tmp_path: Path, model: Wri
     with pytest.raises(UsageError, match="no gold answers"):
         held_out_questions([Question("1", "who?")], "questions", model, OPTIONS)
     [unit] = held_out_questions([Question("1", "Who?", ("a word " * 30,))], "questions", model, OPTIONS).units
-    assert unit is not None
     assert len(unit.examples[0].continuation) == AnswerOptions().new_tokens  # as far as `ask` would write it
 
 
@@ -183,15 +174,14 @@ def test_questions_are_asked_as_ralm_ask_does(tmp_path: Path, model: WritingMode
         model = load_language_model(str(save_chat_model(tmp_path / "chat")), ModelOptions(dtype="float32"))
     index = indexed(tmp_path / "index", [f"The capital of land{n} is city{n}. " * 3 for n in range(3)])
     question = Question("1", "What is the capital of land1?", ("city1",))
-    [unit] = filter(None, held_out_questions([question], "questions", model, OPTIONS).units)
+    [unit] = held_out_questions([question], "questions", model, OPTIONS).units
     documents = PassageDocuments(index.passages, model.tokenizer, 32)
-    meter = Meter(index.passages, documents, index.bm25, {}, Scorer(model), OPTIONS)
-    nats, tokens = meter.measure(unit, meter.first_rows(unit)).gains[FIRST]
+    measured = Meter(index.passages, documents, index.bm25, Scorer(model)).measure(unit)
     asked, source = open_prompt(prompt), FromRetriever(index.bm25, index.passages)
     answerers = [Answerer(model, asked, each, options=AnswerOptions(new_tokens=10)) for each in (source, None)]
     answers = [each.given(question.text, asked.format_answer("city1")).answer for each in answerers]
-    assert nats == pytest.approx(answers[0].log_prob - answers[1].log_prob, abs=1e-3)
-    assert tokens == len(answers[0].tokens) > 1
+    assert measured.gain == pytest.approx(answers[0].log_prob - answers[1].log_prob, abs=1e-3)
+    assert measured.tokens == len(answers[0].tokens) > 1
 
 
 @pytest.fixture(scope="module")
@@ -204,28 +194,26 @@ def test_the_program_says_what_it_reads_and_prints_one_interval_for_one_gain(cor
     asked = ("worth", corpus, "--lm", "ralm-tiny", *SHORT)
     shown = done(*asked)
     assert "ralm: reads until the verdict is certain: at most 16 documents" in shown.err
-    assert "tokens a second: 16 documents of " in shown.err
+    assert " seconds here: 16 take about " in shown.err
     assert len(shown.out.splitlines()) <= 24
     worth = printed(*asked)
-    first = worth["readings"]["first passage"]
-    assert (first["units"], worth["corpus"]) == (16, str(corpus))
+    first = worth["gain"]
+    assert (first["units"], worth["corpus"], worth["lm"]) == (16, str(corpus), "ralm-tiny")
     assert f"{first['low']:+.3f} to {first['high']:+.3f} nats" in worth["sentence"]
     assert f"{first['low']:+.3f} to {first['high']:+.3f} 16" in " ".join(shown.out.split())
-    assert all((row["low"] is None) == (row["units"] < 10) for row in worth["readings"].values())
 
 
 @pytest.mark.parametrize("minutes", [0.006, 0.01])
 def test_the_budget_is_kept(index: Index, monkeypatch: pytest.MonkeyPatch, minutes: float) -> None:
     """The time ends within a piece, and what was measured before it is judged; each text takes 10 milliseconds."""
     slow = CountingModel(WordTokenizer(), vocabulary=4000, max_length=600)
-    monkeypatch.setattr("ralm.advice.measure.time.perf_counter", lambda: len(slow.reads) / 100)
-    options = WorthOptions(most=64, strides=4, prefix_tokens=32, candidates=4, documents=4, budget=minutes)
+    monkeypatch.setattr("ralm.worth.measure.time.perf_counter", lambda: len(slow.reads) / 100)
+    options = WorthOptions(most=64, strides=4, prefix_tokens=32, budget=minutes)
     texts = [Document(f"t{number}", "", document(number)) for number in range(40)]
     worth = judge_corpus(index, slow, held_out_texts(texts, "text", slow.tokenizer, options), options)
     assert worth.stopped == "budget"
     assert 6000 * minutes <= len(slow.reads) <= 1.1 * 6000 * minutes
-    candidates = sum(gain.units for name, gain in worth.readings.items() if name == "best of 4")
-    assert candidates < worth.readings[RANDOM].units <= worth.gain.units < 40  # what decides is read first
+    assert 0 < worth.gain.units < 40
     assert (worth.gain.ends is None) == (worth.gain.units < 10)
 
 
@@ -233,17 +221,17 @@ def test_documents_of_a_text_are_units_and_few_are_cut(model: WritingModel) -> N
     texts = [Document(f"t{number}", "", document(number, 600)) for number in range(16)]
     many, few = (held_out_texts(texts[:count], "text", model.tokenizer, OPTIONS) for count in (16, 2))
     assert (many.noun, few.noun) == ("documents", "stretches")
-    assert {unit.name for unit in many.units if unit} == {text.id for text in texts}
+    assert {unit.examples[0].document_id for unit in many.units} == {text.id for text in texts}
     assert len([*few.units]) > 2
 
 
 def test_a_text_that_stands_in_the_corpus_is_said_so(corpus: Path) -> None:
     shown = done("worth", corpus, "--lm", "ralm-tiny", "--text", corpus, *SHORT).out
-    assert "Stand in the corpus" not in shown  # the ids say which documents are their own
+    assert "stand in the corpus" not in shown  # the ids say which documents are their own
     plain = corpus.with_name("text.txt")
     plain.write_text("\n\n".join(json.loads(line)["text"] for line in corpus.read_text().splitlines() * 2))
     shown = done("worth", corpus, "--lm", "ralm-tiny", "--text", plain, *SHORT).out
-    assert "Stand in the corpus" in shown
+    assert "Near duplicates stand in the corpus for " in shown
 
 
 def test_what_allows_no_verdict_is_said(corpus: Path, tmp_path: Path, index: Index, model: WritingModel) -> None:
@@ -253,7 +241,6 @@ def test_what_allows_no_verdict_is_said(corpus: Path, tmp_path: Path, index: Ind
     both = ("--text", corpus, "--questions", corpus)
     failed(ralm("worth", corpus, *asked, *both), 2, "--text and --questions are two measures of a corpus")
     failed(ralm("worth", tmp_path / "none", *asked), 1, "none")
-    failed(ralm("worth", corpus, "--lm", "ralm-tiny", "--ensemble", 20), 2, "more than the")
     small = CountingModel(WordTokenizer(), name="small", max_length=300)
     with pytest.raises(UsageError, match="do not fit together into the 300 that small can read"):
         open_meter(index, small, OPTIONS)
@@ -266,4 +253,4 @@ def test_what_allows_no_verdict_is_said(corpus: Path, tmp_path: Path, index: Ind
     few = write_rows(tmp_path / "few.jsonl", [{"id": f"d{n}", "text": document(n)} for n in range(9)])
     worth = printed("worth", few, *asked)
     assert worth["sentence"].startswith("No verdict: too few documents for an interval (9). The gain is ")
-    assert (worth["verdict"], {row["low"] for row in worth["readings"].values()}) == ("open", {None})
+    assert (worth["verdict"], worth["gain"]["low"], worth["with_duplicates"]["low"]) == ("open", None, None)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ralm.advice.sequential import looks, repeated_interval, spending_bounds, student_bound, units_needed
 from ralm.evaluation.intervals import LEVEL, Estimate, Units
+from ralm.worth.sequential import looks, repeated_interval, spending_bounds, student_bound
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 
@@ -72,10 +72,3 @@ def test_the_interval_of_units_of_one_size_is_that_of_students_t() -> None:
 def test_few_or_equal_units_have_no_interval(gains_U: np.ndarray) -> None:
     gain = repeated_interval(Units.each(gains_U), 2.0)
     assert gain == Estimate(value=gains_U.sum() / len(gains_U), units=len(gains_U))
-
-
-def test_the_power_of_a_gain_decides_how_many_units_it_needs() -> None:
-    random = np.random.default_rng(1)
-    large, small = (units_needed(Units.each(random.normal(mean, 1, 200)), 200) for mean in (0.5, 0.1))
-    assert 0 < (large or 0) < 60 < (small or 0)
-    assert units_needed(Units.each(np.array([1.0, -1.0])), 200) is None

@@ -1,17 +1,14 @@
 """Tests whether mean gains are above or below 0 at several looks, at a level that holds over all looks and claims.
 
-The level is spent in proportion to the units seen, alpha(t) = alpha t, one of the spending functions of Lan and DeMets
-(Biometrika 70, 1983). The bounds follow from the joint normal distribution of the means at the looks (Armitage,
-McPherson and Rowe, 1969); Student's t takes the place of the normal at each look (Jennison and Turnbull, 2000, section
-3.8). Means and bounds give repeated confidence intervals (Jennison and Turnbull, 1989): all of them hold together. For
-skewed gains each end moves outwards to where Hall's transformation has it (Journal of the Royal Statistical Society B
-54, 1992): t alone takes a mean of 0 for another one in 9% of exponential samples, the wider of both in 5%.
+The level is spent in proportion to the units seen (Lan and DeMets, Biometrika 70, 1983). Bounds follow from the joint
+normal distribution of the means at the looks (Armitage, McPherson and Rowe, 1969), with Student's t in place of the
+normal at each (Jennison and Turnbull, 2000, section 3.8), and all intervals hold together. For skewed gains each end
+moves outwards to where Hall's transformation has it (Journal of the Royal Statistical Society B 54, 1992): t alone
+takes a mean of 0 for another one in 9% of exponential samples, the wider of both in 5%.
 
-A verdict tests two gains, without near duplicates and with them, and can make three false claims: the first gain is
-above 0, it is below 0, the second is above 0. Each claim has a third of the level (Bonferroni), so that all keep it
-together, however the gains depend on each other. To test the second gain only after the first, or the first after the
-second, would give each the whole level. But a verdict on near duplicates is needed where the first gain is not shown,
-and near duplicates, which gain much in few documents, may hide a gain without them.
+A verdict can make three false claims: the gain without near duplicates is above 0, it is below 0, the gain with them is
+above 0. Each has a third of the level (Bonferroni). If one gain was tested only after the other, each would have the
+whole level; but near duplicates matter where the first gain is not shown, and may hide it by much in few documents.
 
 Letters of shapes: U units, K looks, G points of a grid.
 """
@@ -22,7 +19,7 @@ from typing import Final
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri, stdtrit
+from scipy.special import ndtr, stdtrit
 
 from ralm.evaluation.intervals import LEVEL, MIN_UNITS, Estimate, Units
 from ralm.records import DoubleArray
@@ -31,7 +28,6 @@ CLAIM: Final = LEVEL / 3
 """The probability of each of the three false claims."""
 FIRST_LOOK: Final = 16
 """Units of the first look: with fewer, the normal approximation is poor."""
-_POWER: Final = 0.8
 _GRID: Final = 801
 _SYMMETRIC: Final = 1e-9
 _ROUNDING: Final = 1e-9
@@ -77,27 +73,14 @@ def student_bound(bound: float, freedom: int) -> float:
 
 def repeated_interval(units: Units, bound: float) -> Estimate:
     """Return the mean gain with its interval for a bound of the standardised mean."""
-    count, spread = len(units.counts_U), _spread(units)
+    count = len(units.counts_U)
+    spread = float((units.deviations_U * count).std(ddof=1)) if count > 1 else 0.0
     if count < MIN_UNITS or spread < _ROUNDING:
         return Estimate(value=units.mean, units=count)
     skewness = float(((units.deviations_U * count) ** 3).mean()) / spread**3
     ends = skewed_bounds(student_bound(bound, count - 1), count, skewness)
     low, high = (units.mean - end * spread / math.sqrt(count) for end in ends)
     return Estimate(value=units.mean, units=count, low=low, high=high)
-
-
-def units_needed(units: Units, most: int) -> int | None:
-    """Return how many units would show a gain of this size with a probability of 80%; None if it is 0."""
-    if not units.mean:
-        return None
-    bound = spending_bounds(looks(most), most)[-1]
-    return math.ceil(((bound + float(ndtri(_POWER))) * _spread(units) / units.mean) ** 2)
-
-
-def _spread(units: Units) -> float:
-    """The standard deviation of a unit's part in the mean."""
-    count = len(units.counts_U)
-    return float((units.deviations_U * count).std(ddof=1)) if count > 1 else 0.0
 
 
 def skewed_bounds(bound: float, units: int, skewness: float) -> tuple[float, float]:

@@ -1,0 +1,1 @@
+"""Whether the passages of a corpus help a language model."""
