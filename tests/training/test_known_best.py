@@ -116,6 +116,5 @@ def test_both_encoders_find_the_best_ones(index: Path, tmp_path: Path) -> None:
     )
     assert before < 0.7
     assert after >= 0.95
-    assert len(trained.refreshes) == 2
     assert trained.held_out is not None
     assert trained.held_out["ensemble_change"]["low"] > 0

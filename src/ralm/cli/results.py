@@ -17,7 +17,7 @@ from ralm.runs.compare import Comparison
 from ralm.runs.report import Report, to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
 from ralm.terminal import one_line, visible
-from ralm.training import reranker, retriever
+from ralm.training import reranker
 from ralm.training.statistics import SignalStatistics
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def print_reranker(trained: reranker.TrainedReranker) -> None:
     _print_verdict(after, "the choice before" if before.is_above else "the first candidate")
 
 
-def print_retriever(trained: retriever.TrainedRetriever, what: str, before: str, use: str) -> None:
+def print_retriever(trained: "Trained", what: str, before: str, use: str) -> None:
     """Print the folder of `what` was trained, what it gained on held-out documents over what was there `before` and
     whether that is more than chance, and how to `use` it."""
     print_line(f"{trained.out}: {what} of step {trained.best_step:,}, after {trained.steps:,} steps")

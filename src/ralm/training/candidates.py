@@ -1,7 +1,7 @@
 """Finds candidate passages for examples and scores them: how likely each makes the continuation.
 
-`OnlineExamples` does both during a training whose candidates change. Letters of shapes: E examples, B those of a batch,
-K candidates, T tokens of a continuation.
+`OnlineExamples` does both, for signals and during a training whose candidates change. Letters of shapes: E examples, B
+those of a batch, K candidates, T tokens of a continuation.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 from pydantic import JsonValue
 
 from ralm.corpus.decontamination import NGRAM, run_hash, runs_of
@@ -24,7 +25,7 @@ from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray, Passages, Request
 from ralm.retrieval.index import Index, open_index
 from ralm.terminal import track
-from ralm.training.examples import Example, queries_of, read_training_text, sample_examples, text_config
+from ralm.training.examples import Example, as_table, queries_of, read_training_text, sample_examples, text_config
 from ralm.training.gains import ReadCandidates
 from ralm.training.options import CandidateOptions, ExampleOptions, LSROptions
 from ralm.validation import config_of, retrieve_checked
@@ -75,29 +76,17 @@ def find_candidates(
 
 
 def score_candidates(
-    examples: Sequence[Example],
-    numbers_of: Sequence[Sequence[int]],
-    documents: PassageDocuments,
-    scorer: Scorer,
+    examples: Sequence[Example], numbers_of: Sequence[Sequence[int]], documents: PassageDocuments, scorer: Scorer
 ) -> list[list[FloatArray]]:
     """Return the log-probabilities (float32, T) of each example's continuation after each of the passages listed for it
     (`NO_PASSAGE` for none): the model reads [passage; prefix; continuation]."""
     requests = [
-        Request(document=documents[number], context=one.prefix, targets=one.continuation)
-        for one, numbers in zip(examples, numbers_of, strict=True)
+        Request(document=documents[number], context=example.prefix, targets=example.continuation)
+        for example, numbers in zip(examples, numbers_of, strict=True)
         for number in numbers
     ]
     scored = iter(scorer.log_probs(requests))
     return [[next(scored) for _ in numbers] for numbers in numbers_of]
-
-
-def check_fits(model: LanguageModel, sequence_tokens: int, document_tokens: int) -> None:
-    """Raise UsageError if the model cannot read a passage and a sequence at once."""
-    if document_tokens + sequence_tokens > model.max_length:
-        raise UsageError(
-            f"`document_tokens` {document_tokens} and `sequence_tokens` {sequence_tokens} do not fit together into the "
-            f"{model.max_length} tokens that {model.name} can read: lower one of them."
-        )
 
 
 class OnlineExamples:
@@ -121,7 +110,12 @@ class OnlineExamples:
         skip_bad: bool = False,
     ) -> None:
         self.options, self.reading = options or ExampleOptions(), candidates or CandidateOptions()
-        check_fits(model, self.options.sequence_tokens, self.reading.document_tokens)
+        document_tokens, sequence_tokens = self.reading.document_tokens, self.options.sequence_tokens
+        if document_tokens + sequence_tokens > model.max_length:
+            raise UsageError(
+                f"`document_tokens` {document_tokens} and `sequence_tokens` {sequence_tokens} do not fit together into "
+                f"the {model.max_length} tokens that {model.name} can read: lower one of them."
+            )
         index = index if isinstance(index, Index) else open_index(index)
         self._passages, self._model = index.passages, model
         sources = [sources] if isinstance(sources, str) else list(sources)
@@ -133,7 +127,15 @@ class OnlineExamples:
         }
         documents = track(read_training_text(index, sources, fields, skip_bad=skip_bad), "Reading")
         self._examples = sample_examples(documents, model.tokenizer, self.options)
-        self.documents_E: Sequence[str] = [one.document_id for one in self._examples]
+        self.documents_E: Sequence[str] = [example.document_id for example in self._examples]
+
+    def __len__(self) -> int:
+        return len(self.documents_E)
+
+    def table(self, examples_B: IntArray) -> pa.Table:
+        """The rows of consecutive examples in a table with `EXAMPLE_SCHEMA`."""
+        first, tokenizer = int(examples_B[0]), self._model.tokenizer
+        return as_table(self._chosen(examples_B), first, tokenizer, self.options.query_tokens)
 
     def queries(self, examples_B: IntArray) -> Sequence[str]:
         """The end of each prefix."""
@@ -145,15 +147,14 @@ class OnlineExamples:
         return find_candidates(some, self.queries(examples_B), retriever, self._passages, k, exclude=exclude)
 
     def log_probs(self, examples_B: IntArray, hits: Hits, *, alone: bool = False) -> list[list[FloatArray]]:
-        """For each example, the log-probabilities (float32, T) of its continuation after each hit; with `alone` those
-        without a passage come first."""
+        """For each example, the log-probabilities (float32, T) of its continuation after each hit; with `alone`
+        those without a passage come first."""
         before = [NO_PASSAGE] if alone else []
         numbers_of = [before + [number for number, _ in hits.of(row)] for row in range(len(hits))]
         documents = PassageDocuments(
             self._passages, self._model.tokenizer, self.reading.document_tokens, self.reading.bos
         )
-        scorer = Scorer(self._model, progress=alone)
-        return score_candidates(self._chosen(examples_B), numbers_of, documents, scorer)
+        return score_candidates(self._chosen(examples_B), numbers_of, documents, Scorer(self._model))
 
     def score(self, examples_B: IntArray, hits: Hits, loss: LSROptions) -> DoubleArray:
         """What Q is the softmax of, from each continuation after each hit (float64, B x K), padded with -inf."""

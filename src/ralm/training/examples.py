@@ -107,20 +107,6 @@ def as_table(examples: Sequence[Example], first: int, tokenizer: Tokenizer, quer
     return pa.table(columns, EXAMPLE_SCHEMA)
 
 
-def from_table(table: pa.Table) -> list[Example]:
-    """The examples of a table with `EXAMPLE_SCHEMA`; it may lack the texts."""
-    return [
-        Example(
-            document_id=row["document_id"],
-            begin=row["begin"],
-            prefix=np.array(row["prefix_tokens"], dtype=np.int64),
-            continuation=np.array(row["continuation_tokens"], dtype=np.int64),
-            runs=row["runs"],
-        )
-        for row in table.to_pylist()
-    ]
-
-
 def text_config(sources: Sequence[str], fields: Fields | None, *, skip_bad: bool) -> dict[str, JsonValue]:
     """What decides the documents that are read from sources."""
     fields = fields or Fields()

@@ -69,8 +69,9 @@ def train_reranker(
             "training": asdict(options),
             "reading": asdict(reading),
         }
-        trainable = cross_encoder.CrossEncoderLoss(model, signals, index.passages, reading, fitted_to=training_E)
-
+        if reading.rank_prior:
+            model.rank_weight = cross_encoder.fitted_rank_weight(signals, training_E)
+        trainable = cross_encoder.CrossEncoderLoss(model, signals, index.passages, reading)
         before_E = trainable.choices(tested_E)
 
         def results() -> dict[str, JsonValue]:

@@ -5,8 +5,7 @@ passages together, as in the paper, and the passages are encoded again. Importin
 """
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +18,6 @@ from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR, is_trained, 
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import VectorSet
 from ralm.retrieval.vectors import RemoteEncoding, add_vectors, check_can_add
-from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import check_output, recover
 from ralm.training.gains import ReadCandidates, encoder_gains, held_out_halves, token_log_probs
 from ralm.training.options import (
@@ -39,17 +37,7 @@ if TYPE_CHECKING:
 
 _MOST_TESTED: Final = 1000
 """The most held-out examples of signals that say what was gained."""
-_PROBES: Final = 64
-"""Queries whose hits are compared when new vectors replace old ones."""
 _ADVICE: Final = "begin from the encoder that made the vectors, or from a query encoder that was trained for them."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRetriever(Trained):
-    """The outcome of a training of encoders. `refreshes`: for each time that the passages were encoded again, the step,
-    and the share of the hits that stayed (`overlap`)."""
-
-    refreshes: Sequence[JsonValue] = ()
 
 
 def train_query_encoder(
@@ -60,7 +48,7 @@ def train_query_encoder(
     *,
     index: Index | Path | str | None = None,
     force: bool = False,
-) -> TrainedRetriever:
+) -> Trained:
     """Train the query encoder of an index on signals, to vectors of passages that stay as they are.
 
     Writes the folder `out`, which loads with sentence-transformers and as `query_encoder` of the index. Its manifest
@@ -106,10 +94,9 @@ def train_query_encoder(
             gains = encoder_gains(alone_ET, before, after, tokens_E, documents, len(development_E))
             return {TRAINED_FOR: chosen.passage_fingerprint, "held_out": gains}
 
-        trained = train(
+        return train(
             trainable, out, ENCODER_KIND, config, training_E, development_E, training, results=results, force=force
         )
-    return TrainedRetriever(**asdict(trained))
 
 
 def _warn_of_uniform(loss: LSROptions) -> None:
@@ -143,7 +130,7 @@ def train_retriever(
     *,
     force: bool = False,
     ahead: RemoteEncoding | None = None,
-) -> TrainedRetriever:
+) -> Trained:
     """Train the encoders of an index on examples that a language model scores on the way, and write their folder. Then
     encode the passages of the index with them, as a set of vectors that is not the default.
 
@@ -178,7 +165,7 @@ def train_retriever(
 
     with own_randomness(training.seed):
         encoder = SentenceEncoder(named, device=training.device)
-        first = index.dense(vectors=options.vectors, encoder=encoder)
+        refresh = Refresh(encoder, index, options, training, ahead)
         encoded_by, own = chosen.passage_fingerprint, encoder.config["passage_fingerprint"]
         if encoded_by not in (None, own):
             raise FolderError(
@@ -196,18 +183,9 @@ def train_retriever(
         if trained is not None:  # it was killed while it encoded the passages
             recover(Path(out).resolve())
         else:
-            probes = examples.queries(training_E[:_PROBES])
-            refresh = Refresh(encoder, index, first, probes, options, training.device, ahead)
             loss = EncodersLoss(encoder, examples, index, refresh, options)
-
-            def results() -> dict[str, JsonValue]:
-                return {"refreshes": [*refresh.refreshes]}
-
-            trained = train(
-                loss, out, ENCODER_KIND, config, training_E, development_E, training, results=results, force=force
-            )
+            trained = train(loss, out, ENCODER_KIND, config, training_E, development_E, training, force=force)
     add_vectors(index.path, tuned(), chosen.options, name=name, default=False, force=force, ahead=ahead)
-    recorded: Any = read_manifest(Path(out), kind=ENCODER_KIND).settings["results"]
     gains = None
     if len(tested_E):
         read_E = np.concatenate([development_E, tested_E])
@@ -219,7 +197,7 @@ def train_retriever(
         documents = [examples.documents_E[example] for example in read_E.tolist()]
         tokens_E = np.full(len(read_E), alone_ET.shape[1])
         gains = encoder_gains(alone_ET, before, after, tokens_E, documents, len(development_E))
-    return TrainedRetriever(**{**asdict(trained), "held_out": gains}, refreshes=recorded["refreshes"])
+    return replace(trained, held_out=gains)
 
 
 def _query_encoder(
