@@ -140,6 +140,7 @@ from .runs.compare import Comparison as Comparison, compare_runs as compare_runs
 from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .runs.run import write_run as write_run
 from .training.candidates import OnlineExamples as OnlineExamples
+from .training.gains import signal_statistics as signal_statistics
 from .training.options import (
     CandidateOptions as CandidateOptions,
     ExampleOptions as ExampleOptions,
@@ -153,5 +154,4 @@ from .training.reranker import train_reranker as train_reranker
 from .training.retriever import train_query_encoder as train_query_encoder, train_retriever as train_retriever
 from .training.signal_writer import make_signals as make_signals
 from .training.signals import Signals as Signals, open_signals as open_signals
-from .training.statistics import signal_statistics as signal_statistics
 from .version import __version__ as __version__

@@ -16,8 +16,8 @@ from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, IntArray, ScoringSequence
 from ralm.retrieval.index import open_index
 from ralm.training import signal_writer
+from ralm.training.gains import signal_statistics
 from ralm.training.signals import CANDIDATES, Signals, open_signals
-from ralm.training.statistics import signal_statistics
 from tests.cli.program import Answer, ralm
 from tests.training.made_signals import save_signals, save_zipf_corpus
 
@@ -55,7 +55,6 @@ def succeeded(answer: Answer) -> Answer:
 def same(some: Signals, others: Signals) -> None:
     """The same candidates and, but for rounding, the same figures."""
     np.testing.assert_array_equal(some.passages_EK, others.passages_EK)
-    np.testing.assert_array_equal(some.scores_EK, others.scores_EK)
     np.testing.assert_allclose(some.log_probs_EK, others.log_probs_EK, rtol=1e-5)
     np.testing.assert_allclose(some.baseline_E, others.baseline_E, rtol=1e-5)
     assert some.texts("prefix") == others.texts("prefix")
@@ -106,7 +105,7 @@ def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[i
     """Have the disk be full once, when a third part is to be measured; returns where measured parts begin."""
     measured: list[int] = []
     failed: list[int] = []
-    measure = signal_writer._measured
+    measure = signal_writer._candidate_file
 
     def measuring(examples: Any, part_B: IntArray, retriever: Any) -> bytes:
         first = int(part_B[0])
@@ -116,7 +115,7 @@ def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[i
         measured.append(first)
         return measure(examples, part_B, retriever)
 
-    monkeypatch.setattr(signal_writer, "_measured", measuring)
+    monkeypatch.setattr(signal_writer, "_candidate_file", measuring)
     return measured
 
 
@@ -203,23 +202,3 @@ def test_worth_by_hand(tmp_path: Path) -> None:
     assert worth.random.value == pytest.approx((1.5 + 0.4975) / 2, abs=1e-6)
     assert worth.best.value == pytest.approx((2 + 0.5) / 2, abs=1e-6)
     assert worth.first.ends is None, "of two documents"
-    halves = worth.halves
-    assert halves is not None
-    assert halves.first.value == pytest.approx(worth.first.value, abs=1e-6), "all tokens of a continuation are the same"
-    assert halves.attainable == halves.best
-    assert halves.best.value == pytest.approx(worth.best.value, abs=1e-6)
-
-
-def test_what_is_attainable_is_chosen_by_first_halves_and_read_on_second_ones(tmp_path: Path) -> None:
-    """The best candidate of a first half is another one than that of the second half; five tokens are 2 and 3."""
-    hits = [(None, None), (4, 3.0), (5, 2.0), (6, 1.0)]
-    halves = [(-3.0, -3.0), (-2.5, -2.0), (-1.0, -2.5), (-2.0, -1.0)]
-    rows = [
-        (0, *hit, [first, first, second, second, second]) for hit, (first, second) in zip(hits, halves, strict=True)
-    ]
-    signals = save_signals(tmp_path / "signals", "x", ["p"], [[4, 5, 6]], [[-1.0] * 3], tokens=5, rows=rows)
-    worth = signal_statistics(signals)
-    assert worth.halves is not None
-    assert [one["value"] for one in asdict(worth.halves).values()] == pytest.approx([1.0, 0.5, 2.0])
-    single = save_signals(tmp_path / "single", "x", ["p"], [[4, 5]], [[-1.0] * 2], tokens=1)
-    assert signal_statistics(single).halves is None

@@ -160,7 +160,7 @@ class Meter:
     def other_rows(self, unit: Unit) -> list[Row]:
         """A random passage, the same for all examples, and the first one of the other retrievers."""
         random = RandomRetriever(len(self.passages), self.options.seed)
-        drawn = find_candidates(unit.examples[:1], [unit.name], random, self.passages, 1, exclude=True).of(0)
+        drawn = find_candidates(unit.examples[:1], [unit.name], random, self.passages, 1).of(0)
         copies = self._copies(unit, self._find_all(unit)) if self.others else set()
         others = {name: self._find_clean(unit, other, 1, copies) for name, other in self.others.items()}
         return [
@@ -177,7 +177,7 @@ class Meter:
     def _find_all(self, unit: Unit) -> Hits:
         """Return the best passages of other documents, near duplicates too."""
         examples = [replace(example, runs=()) for example in unit.examples]
-        return find_candidates(examples, unit.queries, self.retriever, self.passages, _MORE, exclude=True)
+        return find_candidates(examples, unit.queries, self.retriever, self.passages, _MORE)
 
     def _find_clean(
         self, unit: Unit, retriever: Retriever, count: int, copies: Collection[str]
@@ -185,7 +185,7 @@ class Meter:
         """Return the best passages that are no near duplicates, without those of copies of the unit, which may go on
         with its text."""
         more = _MORE if copies else 0
-        hits = find_candidates(unit.examples, unit.queries, retriever, self.passages, count + more, exclude=True)
+        hits = find_candidates(unit.examples, unit.queries, retriever, self.passages, count + more)
         rows = ([hit for hit in hits.of(row) if self._document(hit[0]) not in copies] for row in range(len(hits)))
         return [row[:count] for row in rows]
 

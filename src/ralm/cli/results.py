@@ -18,7 +18,7 @@ from ralm.runs.report import Report, to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
 from ralm.terminal import one_line, visible
 from ralm.training import reranker
-from ralm.training.statistics import SignalStatistics
+from ralm.training.gains import SignalStatistics
 
 if TYPE_CHECKING:
     from ralm.training.options import Trained
@@ -166,14 +166,6 @@ def print_worth(folder: Path, statistics: SignalStatistics) -> None:
     print_line("gain over no passage, in nats per token:")
     for name, gain in (("first", statistics.first), ("random", statistics.random), ("best", statistics.best)):
         _print_gain(f"{name:<24}", gain)
-    if (halves := statistics.halves) is not None:
-        print_line("on the second half of each continuation:")
-        for name, gain in (
-            ("first", halves.first),
-            ("best for the first half", halves.attainable),
-            ("best", halves.best),
-        ):
-            _print_gain(f"{name:<24}", gain)
     print_line(f"examples without preference (less than 0.01 nats per token): {statistics.no_preference:,}")
 
 

@@ -40,12 +40,8 @@ def find_candidates(
     retriever: Retriever,
     passages: Passages,
     k: int,
-    *,
-    exclude: bool,
 ) -> Hits:
-    """Return the k best passages for each example; with `exclude`, without those that give its continuation away."""
-    if not exclude:
-        return retrieve_checked(retriever, queries, k, len(passages))
+    """Return the k best passages for each example, without those that give its continuation away."""
 
     @cache
     def read(number: int) -> tuple[str, frozenset[int]]:
@@ -54,7 +50,7 @@ def find_candidates(
         if not passage.document_id:
             raise UsageError(
                 f"passage {number} has no document id, so passages of an example's own document cannot be skipped: "
-                "build the index with ids, or give `exclude=False` if the training text is not in the index."
+                "build the index with ids."
             )
         return passage.document_id, frozenset(map(run_hash, runs_of(bare_words(passage.contents), NGRAM)))
 
@@ -143,8 +139,8 @@ class OnlineExamples:
 
     def candidates(self, examples_B: IntArray, retriever: Retriever, k: int) -> Hits:
         """The k best passages for each example, without those that give its continuation away."""
-        some, exclude = self._chosen(examples_B), self.reading.exclude
-        return find_candidates(some, self.queries(examples_B), retriever, self._passages, k, exclude=exclude)
+        queries = self.queries(examples_B)
+        return find_candidates(self._chosen(examples_B), queries, retriever, self._passages, k)
 
     def log_probs(self, examples_B: IntArray, hits: Hits, *, alone: bool = False) -> list[list[FloatArray]]:
         """For each example, the log-probabilities (float32, T) of its continuation after each hit; with `alone`

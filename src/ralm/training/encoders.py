@@ -43,14 +43,14 @@ class QueryEncoderLoss(ExampleLoss):
         self._encoder = encoder
         self._signals = signals
         self._vectors = vectors
-        self._loss = options.loss
-        self._texts = signals.texts(options.reads)
-        self._lm_scores_EK = self._loss.lm_scores(signals.log_probs_EK, signals.tokens_E[:, None]).astype(np.float32)
+        self._options = options
+        self._queries = signals.texts("query")
+        self._lm_scores_EK = options.lm_scores(signals.log_probs_EK, signals.tokens_E[:, None]).astype(np.float32)
 
     def losses(self, examples_B: IntArray) -> torch.Tensor:
         """KL(Q to P) of each example."""
         lm_scores_BK = self._lm_scores_EK[examples_B]
-        return losses_of(self._scores(examples_B), lm_scores_BK, self._signals.passages_EK[examples_B], self._loss)
+        return losses_of(self._scores(examples_B), lm_scores_BK, self._signals.passages_EK[examples_B], self._options)
 
     def scores(self, examples_E: IntArray) -> DoubleArray:
         """The scores (float64, E x K) of the candidates of examples; -inf where there is none."""
@@ -65,7 +65,7 @@ class QueryEncoderLoss(ExampleLoss):
 
     def _scores(self, examples_B: IntArray) -> torch.Tensor:
         """The inner products (B x K) of queries and candidates; -inf where there is no candidate."""
-        queries_BD = self._encoder.query_tensor([self._texts[example].as_py() for example in examples_B.tolist()])
+        queries_BD = self._encoder.query_tensor([self._queries[example].as_py() for example in examples_B.tolist()])
         passages_BK = self._signals.passages_EK[examples_B]
         scores_BK = inner_products(queries_BD, torch.from_numpy(self._vectors.of(passages_BK)).to(queries_BD.device))
         return scores_BK.masked_fill(torch.from_numpy(passages_BK == NO_PASSAGE).to(scores_BK.device), -torch.inf)
@@ -142,7 +142,7 @@ class EncodersLoss(ExampleLoss):
     def _score(self, examples_B: IntArray) -> _Scored:
         """Retrieve candidates of examples, and score them."""
         hits = self._examples.candidates(examples_B, self.refresh.retriever, self._options.candidates)
-        scores_BK = self._examples.score(examples_B, hits, self._options.loss).astype(np.float32)
+        scores_BK = self._examples.score(examples_B, hits, self._options).astype(np.float32)
         return dict(zip(examples_B.tolist(), zip(hits.numbers_QK, scores_BK, strict=True), strict=True))
 
     def _loss(self, example: int) -> torch.Tensor:
@@ -153,7 +153,7 @@ class EncodersLoss(ExampleLoss):
             return query_1D.float().sum() * 0
         passages = [self._index.passages[number] for number in passages_K[there_K].tolist()]
         scores_1K = inner_products(query_1D, self._encoder.passage_tensor(passages)[None])
-        return losses_of(scores_1K, lm_scores_K[there_K][None], passages_K[there_K][None], self._options.loss)[0]
+        return losses_of(scores_1K, lm_scores_K[there_K][None], passages_K[there_K][None], self._options)[0]
 
 
 def _module(encoder: SentenceEncoder) -> SentenceTransformer:

@@ -83,7 +83,7 @@ def make_signals(
             key = str(number).encode()
             stored = parts.get([key])
             if not stored:
-                stored[key] = _measured(examples, part_B, retriever)
+                stored[key] = _candidate_file(examples, part_B, retriever)
                 parts.put(stored.items())
             (folder / CANDIDATES / f"{number:05}.parquet").write_bytes(stored[key])
             advance(len(part_B))
@@ -96,7 +96,7 @@ def make_signals(
     return open_signals(out)
 
 
-def _measured(examples: OnlineExamples, part_B: IntArray, retriever: Retriever) -> bytes:
+def _candidate_file(examples: OnlineExamples, part_B: IntArray, retriever: Retriever) -> bytes:
     """The candidates of a part and the log-probabilities after them, as a file of `CANDIDATES`."""
     hits = examples.candidates(part_B, retriever, examples.reading.candidates)
     rows = []
