@@ -25,7 +25,7 @@ from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray, Passages, Request
 from ralm.retrieval.index import Index, open_index
 from ralm.terminal import track
-from ralm.training.examples import Example, as_table, queries_of, read_training_text, sample_examples, text_config
+from ralm.training.examples import EXAMPLE_SCHEMA, Example, queries_of, read_training_text, sample_examples, text_config
 from ralm.training.gains import ReadCandidates
 from ralm.training.options import CandidateOptions, ExampleOptions, LSROptions
 from ralm.validation import config_of, retrieve_checked
@@ -129,9 +129,20 @@ class OnlineExamples:
         return len(self.documents_E)
 
     def table(self, examples_B: IntArray) -> pa.Table:
-        """The rows of consecutive examples in a table with `EXAMPLE_SCHEMA`."""
-        first, tokenizer = int(examples_B[0]), self._model.tokenizer
-        return as_table(self._chosen(examples_B), first, tokenizer, self.options.query_tokens)
+        """The examples as rows with `EXAMPLE_SCHEMA`."""
+        examples, decode = self._chosen(examples_B), self._model.tokenizer.decode
+        columns = {
+            "example": examples_B,
+            "document_id": [example.document_id for example in examples],
+            "begin": [example.begin for example in examples],
+            "query": self.queries(examples_B),
+            "prefix": [decode(example.prefix) for example in examples],
+            "continuation": [decode(example.continuation) for example in examples],
+            "prefix_tokens": [example.prefix for example in examples],
+            "continuation_tokens": [example.continuation for example in examples],
+            "runs": [[*example.runs] for example in examples],
+        }
+        return pa.table(columns, EXAMPLE_SCHEMA)
 
     def queries(self, examples_B: IntArray) -> Sequence[str]:
         """The end of each prefix."""

@@ -33,13 +33,7 @@ from ralm.storage.manifest import Manifest, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind, check_output, new_folder
 from ralm.terminal import progress_bar, to_json
 from ralm.training.options import Trained, TrainingOptions
-from ralm.training.trainer import (
-    ExampleLoss,
-    NotFiniteError,
-    Steps,
-    checkpoint_folder,
-    latest_state,
-)
+from ralm.training.trainer import ExampleLoss, NotFiniteError, Steps, checkpoint_folder, latest_state
 
 LOSSES: Final = "losses.csv"
 _LOSSES_SCHEMA: Final = pa.schema(
