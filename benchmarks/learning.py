@@ -86,7 +86,7 @@ def measure_signals(index: Index, documents: Sequence[Document], examples: int) 
         drawn = sample_examples(documents, model.tokenizer, options)
         queries = queries_of(drawn, model.tokenizer, options.query_tokens)
         k = CANDIDATES.candidates
-        hits = find_candidates(drawn, queries, index.bm25, index.passages, k, exclude=True)
+        hits = find_candidates(drawn, queries, index.bm25, index.passages, k)
         cut = CANDIDATES.document_tokens, CANDIDATES.bos
         slow, fast = Rate(), Rate()
         for first in range(0, len(drawn), IN_TURN):

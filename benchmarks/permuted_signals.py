@@ -14,11 +14,11 @@ import numpy as np
 
 from ralm.cli.results import print_retriever
 from ralm.records import NO_PASSAGE
-from ralm.training.options import LSROptions, QueryEncoderOptions, TrainingOptions
+from ralm.training.options import QueryEncoderOptions, TrainingOptions
 from ralm.training.retriever import train_query_encoder
 from ralm.training.signals import Signals, open_signals
 
-OPTIONS = QueryEncoderOptions(loss=LSROptions(gamma=0.05))
+OPTIONS = QueryEncoderOptions(gamma=0.05)
 TRAINING = TrainingOptions(
     steps=130,
     batch=64,

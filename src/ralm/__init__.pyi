@@ -135,6 +135,7 @@ from .runs.run import write_run as write_run
 from .runs.sweep import Sweep as Sweep
 from .runs.units import compare_runs as compare_runs
 from .training.candidates import OnlineExamples as OnlineExamples
+from .training.gains import signal_statistics as signal_statistics
 from .training.options import (
     CandidateOptions as CandidateOptions,
     ExampleOptions as ExampleOptions,
@@ -148,7 +149,6 @@ from .training.reranker import train_reranker as train_reranker
 from .training.retriever import train_query_encoder as train_query_encoder, train_retriever as train_retriever
 from .training.signal_writer import make_signals as make_signals
 from .training.signals import Signals as Signals, open_signals as open_signals
-from .training.statistics import signal_statistics as signal_statistics
 from .version import __version__ as __version__
 from .worth.held_out import (
     HeldOut as HeldOut,

@@ -72,7 +72,7 @@ def test_bad_input_is_one_sentence(work: Path, tmp_path: Path) -> None:
     refused(2, "--gamma must be above 0", "--gamma", "0")
     refused(1, "is not a ralm index", "--index", work / "bert")
     refused(2, "--patience has no effect", "--held-out", "0", "--patience", "3")
-    refused(2, "--no-exclude has no effect without training text", "--no-exclude")
+    refused(2, "--document-tokens has no effect without training text", "--document-tokens", "9")
     failed(
         ralm("train", "retriever", work / "taught", "--index", work / "taught", "--out", out), 1, "not a ralm signals"
     )

@@ -37,8 +37,8 @@ from ralm.runs.report import build_report
 from ralm.runs.resume import unfinished_run, unfinished_store
 from ralm.runs.run import evaluation_config, open_run, write_run
 from ralm.terminal import Advance
+from ralm.training.gains import signal_statistics
 from ralm.training.signals import open_signals
-from ralm.training.statistics import signal_statistics
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.fuzz.formats import FILES
 from tests.retrieval.searching import found_by
@@ -251,7 +251,13 @@ def make_signals(folder: Path) -> None:
 
 def ask_signals(folder: Path) -> Any:
     signals = open_signals(folder / "signals")
-    arrays = (signals.passages_EK, signals.scores_EK, signals.log_probs_EK, signals.baseline_E, signals.tokens_E)
+    arrays = (
+        signals.passages_EK,
+        signals.token_log_probs_EKT,
+        signals.log_probs_EK,
+        signals.baseline_E,
+        signals.tokens_E,
+    )
     texts = [signals.texts(column).to_pylist() for column in ("query", "prefix", "continuation")]
     return [[array.tolist() for array in arrays], texts, [*signals.documents_E], asdict(signal_statistics(signals))]
 

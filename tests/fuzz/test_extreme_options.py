@@ -85,7 +85,7 @@ COMMANDS = {
         "index --queries lines.txt --retriever dense",
     ],
     "retrieve": ["text.txt --lm model --index index --max-length 64 --out new"],
-    "signals": [SIGNALS, f"{SIGNALS} {HYBRID} --no-exclude"],
+    "signals": [SIGNALS, f"{SIGNALS} {HYBRID}"],
     "sync": ["index corpus.jsonl", "index text.txt --remove-id sea", "index --remove-id hill"],
 }
 

@@ -165,13 +165,11 @@ def test_candidates_are_the_best_that_do_not_give_the_answer_away(seed: int, k: 
     retriever = SharedWordsRetriever(passages)
     queries = queries_of(examples, tokenizer, OPTIONS.query_tokens)
     every = retriever.retrieve(queries, len(passages))
-    found = find_candidates(examples, queries, retriever, passages, k, exclude=True)
+    found = find_candidates(examples, queries, retriever, passages, k)
     for row, example in enumerate(examples):
         assert queries[row].split() == tokenizer.decode(example.prefix).split()[-OPTIONS.query_tokens :]
         right = [hit for hit in every.of(row) if not gives_away(example, passages[hit[0]], documents)]
         assert found.of(row) == right[:k]
-    without = find_candidates(examples, queries, retriever, passages, k, exclude=False)
-    assert [without.of(row) for row in range(len(examples))] == [every.of(row)[:k] for row in range(len(examples))]
 
 
 @given(seed=st.integers(0, 10_000), begins=st.booleans())
@@ -182,7 +180,7 @@ def test_log_probs_are_those_of_each_candidate_alone(seed: int, begins: bool) ->
     model = CountingModel(tokenizer, max_length=128)
     examples = sample_examples(documents, tokenizer, OPTIONS)
     queries = queries_of(examples, tokenizer, OPTIONS.query_tokens)
-    hits = find_candidates(examples, queries, SharedWordsRetriever(passages), passages, 4, exclude=True)
+    hits = find_candidates(examples, queries, SharedWordsRetriever(passages), passages, 4)
     numbers_of = [[NO_PASSAGE, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
     scored = score_candidates(examples, numbers_of, PassageDocuments(passages, tokenizer, 10, "auto"), Scorer(model))
     first = [1] if begins else []
@@ -204,4 +202,4 @@ def test_passages_without_document_ids() -> None:
     examples = sample_examples(documents, tokenizer, OPTIONS)
     queries = queries_of(examples, tokenizer, 6)
     with pytest.raises(UsageError, match="no document id"):
-        find_candidates(examples, queries, SharedWordsRetriever(nameless), nameless, 3, exclude=True)
+        find_candidates(examples, queries, SharedWordsRetriever(nameless), nameless, 3)

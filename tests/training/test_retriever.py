@@ -1,5 +1,6 @@
 """Both encoders trained together; the passages are encoded again on the way; killed and resumed."""
 
+import logging
 import shutil
 import signal
 from dataclasses import replace
@@ -11,18 +12,17 @@ import pytest
 
 from ralm.errors import FolderError, FolderExistsError, StorageError, UsageError
 from ralm.protocols import Retriever
-from ralm.records import Hits, IntArray
+from ralm.records import FloatArray, Hits, IntArray
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions
+from ralm.retrieval.dense.options import ENCODER_KIND, VECTORS, EncoderOptions
 from ralm.retrieval.dense.search import open_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.vectors import add_vectors, remove_vectors
 from ralm.storage.manifest import read_manifest
 from ralm.training.encoders import EncodersLoss, inner_products, losses_of
-from ralm.training.refresh import Refresh, Versions, overlap
+from ralm.training.refresh import Refresh
 from ralm.training.retriever import train_retriever
-from tests.fakes import SharedWordsRetriever, passages_of
 from tests.forked import Program, killing, started
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
 from tests.training.taught import OPTIONS, TRAINING, WORDS, Taught, passages
@@ -56,8 +56,11 @@ def mean_passage(index: Index, vectors: str) -> float:
 
 
 @pytest.mark.campaign
-def test_both_encoders_learn_and_the_index_names_them(index: Path, tmp_path: Path) -> None:
+def test_both_encoders_learn_and_the_index_names_them(
+    index: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """New vectors are swapped in on the way; at the end the index has a set of them that is not the default."""
+    caplog.set_level(logging.INFO, logger="ralm")
     options = replace(OPTIONS, refresh_every=7)
     trained = train_retriever(Taught(), index, tmp_path / "out", options, replace(TRAINING, dropout=False))
     assert [path.name for path in tmp_path.iterdir() if "unfinished" in path.name or "partial" in path.name] == []
@@ -69,10 +72,9 @@ def test_both_encoders_learn_and_the_index_names_them(index: Path, tmp_path: Pat
     assert gains["first_before"]["value"] + gains["first_change"]["value"] == pytest.approx(gains["first"]["value"])
     assert gains["first"]["value"] >= gains["first_before"]["value"] > 0
     assert gains["ensemble_change"]["value"] > 0, "passages of higher numbers help more"
-    refreshes = results(tmp_path / "out")["refreshes"]
-    assert trained.refreshes == refreshes
-    assert [one["step"] for one in refreshes] == [8], "at a checkpoint"
-    assert all(0 < one["overlap"] <= 1 for one in refreshes)
+    assert [record.message for record in caplog.records if "encoded again" in record.message] == [
+        "step 8: the passages were encoded again"
+    ], "at a checkpoint"
     opened = open_index(index)
     assert list(opened.vectors) == ["main", "out"]
     assert opened.vectors["out"]["encoder"] == str(tmp_path / "out")
@@ -82,45 +84,55 @@ def test_both_encoders_learn_and_the_index_names_them(index: Path, tmp_path: Pat
 
 
 def test_a_version_holds_what_the_encoders_of_its_step_encode(root: Path, tmp_path: Path) -> None:
-    """One that is there is kept; of others the last two stay, and none of steps that were not done."""
+    """One that is there is kept; those that no checkpoint searches are removed, and those of steps not done."""
     encoder, opened = shared(root), open_index(root / "index")
-    versions = Versions(tmp_path, opened, None, "cpu")
+    refresh = Refresh(encoder, opened, OPTIONS, TRAINING)
     expected = encoder.encode_passages(list(opened.passages))
-    for number in (10, 20, 30):
-        versions.make(number, encoder.save)
+    first = refresh.retriever
+    refresh.begin(tmp_path, 0)
+    for number in (4, 8, 12):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        refresh.make_version(number)
         encoder.query_model[0].auto_model.embeddings.word_embeddings.weight.data *= 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-00000020", "version-00000030"]
-    versions.make(20, encoder.save)
-    shutil.rmtree(tmp_path / "version-00000030")
-    vectors = open_vectors(versions.vectors(20), versions.vectors(20), len(WORDS))
-    apart = np.abs(vectors.reconstruct_n(0, len(WORDS)) - expected).max()
-    assert apart > 1e-3
-    versions.forget_after(19)
-    again = shared(root)
-    versions.make(19, again.save)
-    vectors = open_vectors(versions.vectors(19), versions.vectors(19), len(WORDS))
-    np.testing.assert_allclose(vectors.reconstruct_n(0, len(WORDS)), expected, atol=1e-6)
-    assert [path.name for path in tmp_path.iterdir()] == ["version-00000019"]
+        if number == 8:
+            shutil.rmtree(tmp_path / "checkpoint-4")
+    assert versions(tmp_path) == ["version-00000004", "version-00000008", "version-00000012"]
+    shutil.rmtree(tmp_path / "checkpoint-8")
+    refresh.make_version(16)
+    assert versions(tmp_path) == ["version-00000008", "version-00000012", "version-00000016"]
+    refresh.begin(tmp_path, 12)
+    assert refresh.retriever is not first
+    assert versions(tmp_path) == ["version-00000008", "version-00000012"]
+    refresh.make_version(12)
+    assert np.abs(vectors_of(tmp_path, 8) - expected).max() > 1e-3
+    (tmp_path / "checkpoint-12").rmdir()
+    again = Refresh(shared(root), opened, OPTIONS, TRAINING)
+    again.begin(tmp_path, 3)
+    again.make_version(4)
+    np.testing.assert_allclose(vectors_of(tmp_path, 4), expected, atol=1e-6)
 
 
-def test_a_full_disk_leaves_no_half_version(root: Path, tmp_path: Path) -> None:
-    def fail(folder: Path) -> None:
+def versions(work: Path) -> list[str]:
+    return sorted(path.name for path in work.glob("version-*"))
+
+
+def vectors_of(work: Path, version: int) -> FloatArray:
+    file = work / f"version-{version:08d}" / VECTORS
+    vectors: FloatArray = open_vectors(file, file, len(WORDS)).reconstruct_n(0, len(WORDS))
+    return vectors
+
+
+def test_a_full_disk_leaves_no_half_version(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object, folder: Path) -> None:
         (folder / "half").write_text("")
         raise OSError(28, "No space left on device")
 
-    versions = Versions(tmp_path, open_index(root / "index"), None, "cpu")
+    monkeypatch.setattr(SentenceEncoder, "save", fail)
+    refresh = Refresh(shared(root), open_index(root / "index"), OPTIONS, TRAINING)
+    refresh.begin(tmp_path, 0)
     with pytest.raises(StorageError, match="no space left"):
-        versions.make(3, fail)
+        refresh.make_version(3)
     assert not list(tmp_path.glob("version-*"))
-
-
-def test_overlap_counts_hits_that_both_have() -> None:
-    texts = passages_of("red fox", "blue sea", "red sea", "green hill")
-    first = SharedWordsRetriever(texts)
-    second = SharedWordsRetriever(passages_of("red fox", "blue hill", "red sea", "green sea"))
-    assert overlap(first, first, ["red", "sea"], 2) == 1
-    assert overlap(first, second, ["sea"], 2) == 0.5
-    assert overlap(first, second, ["nothing"], 2) == 0
 
 
 def test_a_pair_of_encoders_is_trained(tmp_path: Path) -> None:
@@ -129,11 +141,11 @@ def test_a_pair_of_encoders_is_trained(tmp_path: Path) -> None:
     save_tiny_dpr(tmp_path / "context", question=False, seed=4)
     named = EncoderOptions(encoder=str(tmp_path / "context"), query_encoder=str(tmp_path / "question"))
     build_index(passages(), tmp_path / "index", encoder=SentenceEncoder(named))
-    options = replace(OPTIONS, refresh_every=None, save_as="tuned")
-    train_retriever(Taught(), tmp_path / "index", tmp_path / "out", options, replace(TRAINING, steps=4, held_out=0))
+    options = replace(OPTIONS, refresh_every=None)
+    train_retriever(Taught(), tmp_path / "index", tmp_path / "tuned", options, replace(TRAINING, steps=4, held_out=0))
     opened = open_index(tmp_path / "index")
     tuned, before = SentenceEncoder(opened.encoder_options("tuned")), SentenceEncoder(named)
-    assert opened.vectors["tuned"]["encoder"] == str(tmp_path / "out" / "passages")
+    assert opened.vectors["tuned"]["encoder"] == str(tmp_path / "tuned" / "passages")
     assert tuned.passage_text(passages()[0]) == before.passage_text(passages()[0])
     assert "[SEP]" in tuned.passage_text(passages()[0])
     assert np.abs(tuned.encode_queries(["moon"]) - before.encode_queries(["moon"])).max() > 1e-3
@@ -145,26 +157,22 @@ def test_losses_are_those_of_fixed_passages(root: Path, index: Path, tmp_path: P
     """The encoders of the moment; an example with one candidate has no loss, and no gradient that is not finite."""
     examples, opened, encoder = Few(), open_index(index), shared(root)
     first = opened.dense(encoder=encoder)
-    refresh = Refresh(encoder, opened, first, ["sea"], OPTIONS, "cpu")
+    refresh = Refresh(encoder, opened, OPTIONS, TRAINING)
     student = EncodersLoss(encoder, examples, opened, refresh, OPTIONS)
     student.begin(tmp_path, np.arange(4), 0)
     losses = student.losses(np.array([0, 1, 2]))
     hits = first.retrieve(examples.queries(np.array([0, 2])), 5)
     vectors = encoder.encode_passages(list(opened.passages))[hits.numbers_QK]
-    scores = examples.score(np.array([0, 2]), hits, OPTIONS.loss).astype(np.float32)
+    scores = examples.score(np.array([0, 2]), hits, OPTIONS).astype(np.float32)
     queries = encoder.query_tensor(examples.queries(np.array([0, 2])))
     products = inner_products(queries, queries.new_tensor(vectors))
-    from_vectors = losses_of(products, scores, hits.numbers_QK, OPTIONS.loss)
+    from_vectors = losses_of(products, scores, hits.numbers_QK, OPTIONS)
     np.testing.assert_allclose(losses[[0, 2]].detach(), from_vectors.detach(), rtol=1e-4)
     assert losses[1] == 0
     losses.sum().backward()  # type: ignore[no-untyped-call]
     gradients = [one.grad for one in student.model.parameters() if one.grad is not None]
     assert all(one.isfinite().all() for one in gradients)
     assert any(one.abs().sum() > 0 for one in gradients)
-    asked = len(examples.asked)
-    again = EncodersLoss(encoder, examples, opened, refresh, OPTIONS)
-    again.begin(tmp_path, np.arange(4), 0)
-    assert len(examples.asked) == asked, "what was measured is on disk"
 
 
 def test_an_example_for_which_nothing_is_found_is_read_without_a_passage(root: Path, index: Path) -> None:
@@ -193,16 +201,16 @@ class Few(Taught):
 def test_what_does_not_belong_together(root: Path, index: Path, tmp_path: Path) -> None:
     """One sentence each, before anything is trained."""
 
-    def fails(error: type[Exception], match: str, index: Path, **options: str) -> None:
+    def fails(error: type[Exception], match: str, index: Path, out: str = "out", **options: str) -> None:
         with pytest.raises(error, match=match):
-            train_retriever(Taught(), index, tmp_path / "out", replace(OPTIONS, **options), TRAINING)  # type: ignore[arg-type]
-        assert not list(tmp_path.glob("out*"))
+            train_retriever(Taught(), index, tmp_path / out, replace(OPTIONS, **options), TRAINING)  # type: ignore[arg-type]
+        assert not list(tmp_path.glob(f"{out}*"))
 
     build_index(passages(), tmp_path / "words")
     fails(UsageError, "was not built for dense retrieval", tmp_path / "words")
     fails(UsageError, "has no vectors 'fine'", index, vectors="fine")
-    fails(UsageError, "cannot be called 'a b'", index, save_as="a b")
-    fails(FolderExistsError, "already has vectors 'main'", index, save_as="main")
+    fails(UsageError, "cannot be called 'a b'", index, out="a b")
+    fails(FolderExistsError, "already has vectors 'main'", index, out="main")
     save_tiny_bert(tmp_path / "bert")
     add_vectors(tmp_path / "words", SentenceEncoder(EncoderOptions(encoder=str(tmp_path / "bert"))))
     save_tiny_bert(tmp_path / "bert", seed=5)
@@ -250,11 +258,8 @@ def test_a_training_that_was_killed_while_it_encoded_the_passages_goes_on_there(
     assert (tmp_path / "out" / "model.safetensors").stat() == weights
     check_trained(tmp_path)
 
-    remove_vectors(index, "out")
     train_retriever(taught, index, tmp_path / "out", options, TRAINING, force=True)
-    assert {len(asked) for asked in taught.asked} == {6}, "only held-out examples, to say what was gained"
-    train_retriever(taught, index, tmp_path / "out", options, TRAINING, force=True)
-    assert {4, 6} <= {len(asked) for asked in taught.asked}, "nothing was left to do, so all is done again"
+    assert {4, 6} <= {len(asked) for asked in taught.asked}, "all is done again"
     check_trained(tmp_path)
 
 

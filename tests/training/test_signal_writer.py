@@ -2,22 +2,22 @@
 
 import json
 import shutil
+import sqlite3
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ralm.lm.registry import load_local_model
 from ralm.reading.tokens import PassageDocuments
-from ralm.records import NO_PASSAGE, ScoringSequence
+from ralm.records import NO_PASSAGE, IntArray, ScoringSequence
 from ralm.retrieval.index import open_index
 from ralm.training import signal_writer
+from ralm.training.gains import signal_statistics
 from ralm.training.signals import CANDIDATES, Signals, open_signals
-from ralm.training.statistics import signal_statistics
 from tests.cli.program import Answer, ralm
 from tests.training.made_signals import save_signals, save_zipf_corpus
 
@@ -55,7 +55,6 @@ def succeeded(answer: Answer) -> Answer:
 def same(some: Signals, others: Signals) -> None:
     """The same candidates and, but for rounding, the same figures."""
     np.testing.assert_array_equal(some.passages_EK, others.passages_EK)
-    np.testing.assert_array_equal(some.scores_EK, others.scores_EK)
     np.testing.assert_allclose(some.log_probs_EK, others.log_probs_EK, rtol=1e-5)
     np.testing.assert_allclose(some.baseline_E, others.baseline_E, rtol=1e-5)
     assert some.texts("prefix") == others.texts("prefix")
@@ -70,7 +69,6 @@ def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, ask
     assert made.passages_EK.shape == (30, 3)
     assert len(list((out / CANDIDATES).iterdir())) == 4
     assert not (tmp_path / "signals.unfinished").exists()
-    assert made.manifest.settings["worth"] == asdict(signal_statistics(made))
     examples = pq.read_table(out / "examples.parquet").to_pylist()
     assert [row["example"] for row in examples] == list(range(30))
     for row in examples:
@@ -107,17 +105,17 @@ def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[i
     """Have the disk be full once, when a third part is to be measured; returns where measured parts begin."""
     measured: list[int] = []
     failed: list[int] = []
-    measure = signal_writer._Job.measure
+    measure = signal_writer._candidate_file
 
-    def measuring(source: Any, sampled: pa.Table) -> pa.Table:
-        first = sampled["example"][0].as_py()
+    def measuring(examples: Any, part_B: IntArray, retriever: Any) -> bytes:
+        first = int(part_B[0])
         if len(measured) == 2 and not failed:
             failed.append(first)
             raise OSError(28, "No space left on device")
         measured.append(first)
-        return measure(source, sampled)
+        return measure(examples, part_B, retriever)
 
-    monkeypatch.setattr(signal_writer._Job, "measure", measuring)
+    monkeypatch.setattr(signal_writer, "_candidate_file", measuring)
     return measured
 
 
@@ -147,11 +145,10 @@ def test_what_is_done_is_not_measured_again(
         other = ralm(*asked, "--out", tmp_path / "out", "--seed", 1)
         assert other.status != 0
         assert "begun with other settings (examples.seed 0 there, 1 here)" in other.err
-    damaged = tmp_path / "out.unfinished" / "parts" / "00001.parquet"
-    damaged.write_bytes(damaged.read_bytes()[:-50])
-    again = succeeded(ralm(*asked, "--out", tmp_path / "out", *replaced))
-    assert f"{damaged} is damaged" in again.err
-    assert sorted(measured) == [0, 8, 8, 16, 24]
+    with sqlite3.connect(tmp_path / "out.unfinished" / "parts.sqlite") as parts:
+        parts.execute("UPDATE entries SET value = substr(value, 2) WHERE key = CAST('1' AS BLOB)")
+    succeeded(ralm(*asked, "--out", tmp_path / "out", *replaced))
+    assert sorted(measured) == [0, 8, 8, 16, 24], "a part that was damaged is measured again"
     same(open_signals(tmp_path / "whole"), open_signals(tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
 
@@ -160,7 +157,7 @@ def test_other_texts_and_fields_are_other_settings(work: Path, tmp_path: Path, a
     text = tmp_path / "text.jsonl"
     shutil.copy(work / "corpus.jsonl", text)
     asked[1] = text
-    failing_at("_write", *asked, "--out", tmp_path / "out")
+    failing_at("write_manifest", *asked, "--out", tmp_path / "out")
     answer = ralm(*asked, "--out", tmp_path / "out", "--fields", "id=title")
     assert "begun with other settings (text.fields.id id there, title here)" in answer.err
     with text.open("a") as stream:
@@ -205,35 +202,3 @@ def test_worth_by_hand(tmp_path: Path) -> None:
     assert worth.random.value == pytest.approx((1.5 + 0.4975) / 2, abs=1e-6)
     assert worth.best.value == pytest.approx((2 + 0.5) / 2, abs=1e-6)
     assert worth.first.ends is None, "of two documents"
-    halves = worth.halves
-    assert halves is not None
-    assert halves.first.value == pytest.approx(worth.first.value, abs=1e-6), "all tokens of a continuation are the same"
-    assert halves.attainable == halves.best
-    assert halves.best.value == pytest.approx(worth.best.value, abs=1e-6)
-
-
-def test_parts_of_earlier_signals_do_not_count(tmp_path: Path, asked: list[object]) -> None:
-    """A process was killed while it cleared the work folder away."""
-    succeeded(ralm(*asked, "--out", tmp_path / "right"))
-    failing_at("_write", *asked, "--seed", 1, "--out", tmp_path / "out")
-    begun = tmp_path / "out.unfinished"
-    assert len(list((begun / "parts").glob("*.parquet"))) == 4
-    (begun / "config.json").unlink()
-    (begun / "sampled.parquet").unlink()
-    succeeded(ralm(*asked, "--out", tmp_path / "out"))
-    same(open_signals(tmp_path / "right"), open_signals(tmp_path / "out"))
-
-
-def test_what_is_attainable_is_chosen_by_first_halves_and_read_on_second_ones(tmp_path: Path) -> None:
-    """The best candidate of a first half is another one than that of the second half; five tokens are 2 and 3."""
-    hits = [(None, None), (4, 3.0), (5, 2.0), (6, 1.0)]
-    halves = [(-3.0, -3.0), (-2.5, -2.0), (-1.0, -2.5), (-2.0, -1.0)]
-    rows = [
-        (0, *hit, [first, first, second, second, second]) for hit, (first, second) in zip(hits, halves, strict=True)
-    ]
-    signals = save_signals(tmp_path / "signals", "x", ["p"], [[4, 5, 6]], [[-1.0] * 3], tokens=5, rows=rows)
-    worth = signal_statistics(signals)
-    assert worth.halves is not None
-    assert [one["value"] for one in asdict(worth.halves).values()] == pytest.approx([1.0, 0.5, 2.0])
-    single = save_signals(tmp_path / "single", "x", ["p"], [[4, 5]], [[-1.0] * 2], tokens=1)
-    assert signal_statistics(single).halves is None

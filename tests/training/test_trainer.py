@@ -21,7 +21,7 @@ from ralm.storage.manifest import Manifest, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind
 from ralm.training import run, trainer
 from ralm.training.options import Trained, TrainingOptions
-from ralm.training.run import LOSSES, PLOT, own_randomness, reading_order, train
+from ralm.training.run import LOSSES, own_randomness, reading_order, train
 from ralm.training.trainer import EncoderTrainer, ExampleLoss
 
 KIND = FolderKind("line")
@@ -63,16 +63,13 @@ class Line(ExampleLoss):
     def vector(self) -> torch.Tensor:
         return torch.nn.utils.parameters_to_vector(self.model.parameters()).detach()
 
+    def begin(self, work: Path, held_out_E: IntArray, step: int) -> None:
+        self.begun = step
+
     def begin_step(self, examples_B: IntArray) -> None:
         if self.begun == self.stop:
             raise KeyboardInterrupt
         self.begun += 1
-
-    def state(self) -> dict[str, Any]:
-        return {"begun": self.begun}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.begun = state["begun"]
 
 
 def trained(out: Path, options: TrainingOptions = OPTIONS, force: bool = False, **line: Any) -> tuple[Line, Trained]:
@@ -97,14 +94,13 @@ def same_weights_as_undisturbed(folder: Path) -> None:
     assert (folder / "out" / LOSSES).read_bytes() == (folder / "whole" / LOSSES).read_bytes()
 
 
-def test_a_folder_with_the_model_its_losses_and_a_plot(tmp_path: Path) -> None:
+def test_a_folder_with_the_model_and_its_losses(tmp_path: Path) -> None:
     _, result = trained(tmp_path / "out")
     table = pyarrow.csv.read_csv(tmp_path / "out" / LOSSES)
     assert table["step"].to_pylist() == [0, 4, 8, 12, 16, 20, 24, 28, 30]
     assert table["training_loss"].to_pylist()[0] is None
     held_out = table["held_out_loss"].to_pylist()
     assert min(held_out) == held_out_loss(result, result.best_step) < held_out[0] / 4
-    assert (tmp_path / "out" / PLOT).read_bytes().startswith(b"\x89PNG")
     manifest = read_manifest(tmp_path / "out", kind=KIND)
     assert manifest.counts == {"steps": 30, "best_step": result.best_step}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -328,11 +324,11 @@ def test_a_training_that_was_moved_or_had_stopped_early_ends_as_an_undisturbed_o
     options = TrainingOptions(steps=500, batch=6, learning_rate=0.5, evaluate_every=1, patience=3, warmup=0)
     _, expected = trained(tmp_path / "whole", options)
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(run, "draw_lines", interrupt)
+        patched.setattr(run, "write_manifest", interrupt)
         with pytest.raises(KeyboardInterrupt):
             trained(tmp_path / "out", options)
     (tmp_path / "moved").mkdir()

@@ -17,8 +17,8 @@ from ralm.evaluation.intervals import NO_INTERVAL, STRETCH, Estimate
 from ralm.runs.report import Report, to_float
 from ralm.runs.sweep import SWEEP_PLOT, SWEEP_TABLE, Sweep
 from ralm.terminal import one_line, visible
-from ralm.training import reranker, retriever
-from ralm.training.statistics import SignalStatistics
+from ralm.training import reranker
+from ralm.training.gains import SignalStatistics
 
 if TYPE_CHECKING:
     from ralm.training.options import Trained
@@ -138,14 +138,6 @@ def print_worth(folder: Path, statistics: SignalStatistics) -> None:
     print_line("gain over no passage, in nats per token:")
     for name, gain in (("first", statistics.first), ("random", statistics.random), ("best", statistics.best)):
         _print_gain(f"{name:<24}", gain)
-    if (halves := statistics.halves) is not None:
-        print_line("on the second half of each continuation:")
-        for name, gain in (
-            ("first", halves.first),
-            ("best for the first half", halves.attainable),
-            ("best", halves.best),
-        ):
-            _print_gain(f"{name:<24}", gain)
     print_line(f"examples without preference (less than 0.01 nats per token): {statistics.no_preference:,}")
 
 
@@ -171,7 +163,7 @@ def print_reranker(trained: reranker.TrainedReranker) -> None:
     _print_verdict(after, "the choice before" if before.is_above else "the first candidate")
 
 
-def print_retriever(trained: retriever.TrainedRetriever, what: str, before: str, use: str) -> None:
+def print_retriever(trained: "Trained", what: str, before: str, use: str) -> None:
     """Print the folder of `what` was trained, what it gained on held-out documents over what was there `before` and
     whether that is more than chance, and how to `use` it."""
     print_line(f"{trained.out}: {what} of step {trained.best_step:,}, after {trained.steps:,} steps")

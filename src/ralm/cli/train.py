@@ -147,7 +147,7 @@ def retriever_command(
         examples = ralm.OnlineExamples(sources, opened, scoring, sampled, candidates, fields=fields, skip_bad=skip_bad)
         trained = ralm.train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
         what, before = "encoders", "the vectors that the training began with"
-        use = f"search {index} with --retriever dense:vectors={both.save_as or out.resolve().name}"
+        use = f"search {index} with --retriever dense:vectors={out.resolve().name}"
     return Output(
         partial(_as_json, "retriever", trained), partial(_print, training, trained, print_retriever, what, before, use)
     )

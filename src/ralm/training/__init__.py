@@ -10,6 +10,5 @@ run.py            a training in its work folder: begun, planned, resumed and wri
 reranker.py       the predictive reranker; cross_encoder.py has its loss
 retriever.py      the query encoder alone or both encoders; encoders.py has their losses
 refresh.py        encodes the passages again during a training
-gains.py          what rerankers and encoders gain on held-out documents
-statistics.py     what choosing among the candidates of signals can gain
+gains.py          what rerankers and encoders gain on held-out documents, and what choosing among candidates can gain
 """

@@ -1,7 +1,7 @@
 """Finds candidate passages for examples and scores them: how likely each makes the continuation.
 
-`OnlineExamples` does both during a training whose candidates change. Letters of shapes: E examples, B those of a batch,
-K candidates, T tokens of a continuation.
+`OnlineExamples` does both, for signals and during a training whose candidates change. Letters of shapes: E examples, B
+those of a batch, K candidates, T tokens of a continuation.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 from pydantic import JsonValue
 
 from ralm.corpus.decontamination import NGRAM, run_hash, runs_of
@@ -24,7 +25,7 @@ from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray, Passages, Request
 from ralm.retrieval.index import Index, open_index
 from ralm.terminal import track
-from ralm.training.examples import Example, queries_of, read_training_text, sample_examples, text_config
+from ralm.training.examples import EXAMPLE_SCHEMA, Example, queries_of, read_training_text, sample_examples, text_config
 from ralm.training.gains import ReadCandidates
 from ralm.training.options import CandidateOptions, ExampleOptions, LSROptions
 from ralm.validation import config_of, retrieve_checked
@@ -39,12 +40,8 @@ def find_candidates(
     retriever: Retriever,
     passages: Passages,
     k: int,
-    *,
-    exclude: bool,
 ) -> Hits:
-    """Return the k best passages for each example; with `exclude`, without those that give its continuation away."""
-    if not exclude:
-        return retrieve_checked(retriever, queries, k, len(passages))
+    """Return the k best passages for each example, without those that give its continuation away."""
 
     @cache
     def read(number: int) -> tuple[str, frozenset[int]]:
@@ -53,7 +50,7 @@ def find_candidates(
         if not passage.document_id:
             raise UsageError(
                 f"passage {number} has no document id, so passages of an example's own document cannot be skipped: "
-                "build the index with ids, or give `exclude=False` if the training text is not in the index."
+                "build the index with ids."
             )
         return passage.document_id, frozenset(map(run_hash, runs_of(bare_words(passage.contents), NGRAM)))
 
@@ -75,16 +72,13 @@ def find_candidates(
 
 
 def score_candidates(
-    examples: Sequence[Example],
-    numbers_of: Sequence[Sequence[int]],
-    documents: PassageDocuments,
-    scorer: Scorer,
+    examples: Sequence[Example], numbers_of: Sequence[Sequence[int]], documents: PassageDocuments, scorer: Scorer
 ) -> list[list[FloatArray]]:
     """Return the log-probabilities (float32, T) of each example's continuation after each of the passages listed for it
     (`NO_PASSAGE` for none): the model reads [passage; prefix; continuation]."""
     requests = [
-        Request(document=documents[number], context=one.prefix, targets=one.continuation)
-        for one, numbers in zip(examples, numbers_of, strict=True)
+        Request(document=documents[number], context=example.prefix, targets=example.continuation)
+        for example, numbers in zip(examples, numbers_of, strict=True)
         for number in numbers
     ]
     scored = iter(scorer.log_probs(requests))
@@ -133,7 +127,26 @@ class OnlineExamples:
         }
         documents = track(read_training_text(index, sources, fields, skip_bad=skip_bad), "Reading")
         self._examples = sample_examples(documents, model.tokenizer, self.options)
-        self.documents_E: Sequence[str] = [one.document_id for one in self._examples]
+        self.documents_E: Sequence[str] = [example.document_id for example in self._examples]
+
+    def __len__(self) -> int:
+        return len(self.documents_E)
+
+    def table(self, examples_B: IntArray) -> pa.Table:
+        """The examples as rows with `EXAMPLE_SCHEMA`."""
+        examples, decode = self._chosen(examples_B), self._model.tokenizer.decode
+        columns = {
+            "example": examples_B,
+            "document_id": [example.document_id for example in examples],
+            "begin": [example.begin for example in examples],
+            "query": self.queries(examples_B),
+            "prefix": [decode(example.prefix) for example in examples],
+            "continuation": [decode(example.continuation) for example in examples],
+            "prefix_tokens": [example.prefix for example in examples],
+            "continuation_tokens": [example.continuation for example in examples],
+            "runs": [[*example.runs] for example in examples],
+        }
+        return pa.table(columns, EXAMPLE_SCHEMA)
 
     def queries(self, examples_B: IntArray) -> Sequence[str]:
         """The end of each prefix."""
@@ -141,19 +154,18 @@ class OnlineExamples:
 
     def candidates(self, examples_B: IntArray, retriever: Retriever, k: int) -> Hits:
         """The k best passages for each example, without those that give its continuation away."""
-        some, exclude = self._chosen(examples_B), self.reading.exclude
-        return find_candidates(some, self.queries(examples_B), retriever, self._passages, k, exclude=exclude)
+        queries = self.queries(examples_B)
+        return find_candidates(self._chosen(examples_B), queries, retriever, self._passages, k)
 
     def log_probs(self, examples_B: IntArray, hits: Hits, *, alone: bool = False) -> list[list[FloatArray]]:
-        """For each example, the log-probabilities (float32, T) of its continuation after each hit; with `alone` those
-        without a passage come first."""
+        """For each example, the log-probabilities (float32, T) of its continuation after each hit; with `alone`
+        those without a passage come first."""
         before = [NO_PASSAGE] if alone else []
         numbers_of = [before + [number for number, _ in hits.of(row)] for row in range(len(hits))]
         documents = PassageDocuments(
             self._passages, self._model.tokenizer, self.reading.document_tokens, self.reading.bos
         )
-        scorer = Scorer(self._model, progress=alone)
-        return score_candidates(self._chosen(examples_B), numbers_of, documents, scorer)
+        return score_candidates(self._chosen(examples_B), numbers_of, documents, Scorer(self._model))
 
     def score(self, examples_B: IntArray, hits: Hits, loss: LSROptions) -> DoubleArray:
         """What Q is the softmax of, from each continuation after each hit (float64, B x K), padded with -inf."""

@@ -5,12 +5,11 @@ candidates, P pairs.
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import JsonValue
 
 from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages
 from ralm.reranking.cross_encoder import PairModel
@@ -44,8 +43,7 @@ _PAIRS_A_PASS: Final = {"cpu": 16, "cuda": 64}
 
 
 class CrossEncoderLoss(ExampleLoss):
-    """In-Context RALM Eq. 9 of a cross-encoder and the candidates of signals. The weight of the rank is
-    fitted to the examples `fitted_to` before its first loss, unless it is restored; None leaves it as it is."""
+    """In-Context RALM Eq. 9 of a cross-encoder and the candidates of signals."""
 
     trainer = RerankerTrainer
 
@@ -55,8 +53,6 @@ class CrossEncoderLoss(ExampleLoss):
         signals: Signals,
         passages: Passages,
         reading: options.RerankerOptions,
-        *,
-        fitted_to: IntArray | None = None,
     ) -> None:
         super().__init__()
         self.model = pairs.model
@@ -66,12 +62,10 @@ class CrossEncoderLoss(ExampleLoss):
         self._signals = signals
         self._passages = passages
         self._reading = reading
-        self._fitted_to = fitted_to
         self._prefixes = signals.texts("prefix")
 
     def losses(self, examples_B: IntArray) -> torch.Tensor:
         """Eq. 9 (B); in a step over as many candidates of each example as the options say, drawn at random."""
-        self._fit()
         there_BK = self._signals.passages_EK[examples_B] != NO_PASSAGE
         if self.in_step and self._reading.candidates is not None:
             there_BK &= _drawn(there_BK, self._reading.candidates)
@@ -86,18 +80,8 @@ class CrossEncoderLoss(ExampleLoss):
         """Write the cross-encoder."""
         self._pair_model.save(folder)
 
-    def state(self) -> dict[str, JsonValue]:
-        """What was fitted."""
-        return {"rank_weight": self._pair_model.rank_weight}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take what was fitted from `state`."""
-        self._pair_model.rank_weight = state["rank_weight"]
-        self._fitted_to = None
-
     def choices(self, examples_E: IntArray) -> IntArray:
         """The column of the candidate (int64, E) that is chosen for each example."""
-        self._fit()
         chosen_E = np.zeros(len(examples_E), dtype=np.int64)
         for place, example in enumerate(track(examples_E.tolist(), "Choosing", len(examples_E))):
             there_K = self._signals.passages_EK[example] != NO_PASSAGE
@@ -108,12 +92,6 @@ class CrossEncoderLoss(ExampleLoss):
     @property
     def _prior_K(self) -> FloatArray:
         return rank_prior(self._pair_model.rank_weight, self._signals.width)
-
-    def _fit(self) -> None:
-        """Fit the weight of the rank, unless that was done."""
-        examples_E, self._fitted_to = self._fitted_to, None
-        if examples_E is not None and self._reading.rank_prior:
-            self._pair_model.rank_weight = fitted_rank_weight(self._signals, examples_E)
 
     def _pairs(self, examples_B: IntArray, there_BK: NDArray[np.bool_]) -> list[Pair]:
         """The pairs of some examples and their candidates, row by row."""

@@ -4,15 +4,11 @@ With signals a step encodes only queries: candidates and scores come from the si
 Letters of shapes: B examples, K candidates, D dimensions.
 """
 
-import io
-import logging
-import zipfile
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
-from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 
@@ -20,7 +16,6 @@ from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.search import PassageVectors
 from ralm.retrieval.index import Index
-from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.terminal import no_progress
 from ralm.training.candidates import OnlineExamples
 from ralm.training.losses import divergence_loss
@@ -48,14 +43,14 @@ class QueryEncoderLoss(ExampleLoss):
         self._encoder = encoder
         self._signals = signals
         self._vectors = vectors
-        self._loss = options.loss
-        self._texts = signals.texts(options.reads)
-        self._lm_scores_EK = self._loss.lm_scores(signals.log_probs_EK, signals.tokens_E[:, None]).astype(np.float32)
+        self._options = options
+        self._queries = signals.texts("query")
+        self._lm_scores_EK = options.lm_scores(signals.log_probs_EK, signals.tokens_E[:, None]).astype(np.float32)
 
     def losses(self, examples_B: IntArray) -> torch.Tensor:
         """KL(Q to P) of each example."""
         lm_scores_BK = self._lm_scores_EK[examples_B]
-        return losses_of(self._scores(examples_B), lm_scores_BK, self._signals.passages_EK[examples_B], self._loss)
+        return losses_of(self._scores(examples_B), lm_scores_BK, self._signals.passages_EK[examples_B], self._options)
 
     def scores(self, examples_E: IntArray) -> DoubleArray:
         """The scores (float64, E x K) of the candidates of examples; -inf where there is none."""
@@ -70,7 +65,7 @@ class QueryEncoderLoss(ExampleLoss):
 
     def _scores(self, examples_B: IntArray) -> torch.Tensor:
         """The inner products (B x K) of queries and candidates; -inf where there is no candidate."""
-        queries_BD = self._encoder.query_tensor([self._texts[example].as_py() for example in examples_B.tolist()])
+        queries_BD = self._encoder.query_tensor([self._queries[example].as_py() for example in examples_B.tolist()])
         passages_BK = self._signals.passages_EK[examples_B]
         scores_BK = inner_products(queries_BD, torch.from_numpy(self._vectors.of(passages_BK)).to(queries_BD.device))
         return scores_BK.masked_fill(torch.from_numpy(passages_BK == NO_PASSAGE).to(scores_BK.device), -torch.inf)
@@ -91,18 +86,8 @@ def losses_of(
     return divergence_loss(scores_BK, lm_scores, there_BK, gamma=options.gamma, beta=options.beta)
 
 
-_HELD_OUT: Final = "held-out.npz"
-_DAMAGED: Final = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile)
-
-_logger = logging.getLogger(__name__)
-
-
-class _Scored(NamedTuple):
-    """The candidates of examples (int64, padded with `NO_PASSAGE`), and what Q is the softmax of (float32)."""
-
-    examples_B: IntArray
-    passages_BK: IntArray
-    lm_scores_BK: FloatArray
+_Scored: TypeAlias = dict[int, tuple[IntArray, FloatArray]]
+"""The candidates of examples, and what Q is the softmax of (float32), both K."""
 
 
 class EncodersLoss(ExampleLoss):
@@ -131,69 +116,44 @@ class EncodersLoss(ExampleLoss):
         self._examples = examples
         self._index = index
         self._options = options
-        self._batch: _Scored
-        self._held_out: _Scored
+        self._held_out: _Scored = {}
+        self._scored: _Scored = {}
+        """Those of the held-out examples and of the batch."""
 
     def begin(self, work: Path, held_out_E: IntArray, step: int) -> None:
         """Score the candidates of the held-out examples, which stay the same, so that losses can be compared."""
         if len(held_out_E):
-            self._held_out = self._load_or_score(work / _HELD_OUT, held_out_E)
+            self._held_out = self._scored = self._score(held_out_E)
         self.refresh.begin(work, step)
 
     def begin_step(self, examples_B: IntArray) -> None:
         """Search for the candidates of the batch, and score them."""
         with no_progress():  # the bar of the training is there already
-            self._batch = self._score(np.unique(examples_B))
+            self._scored = self._held_out | self._score(np.unique(examples_B))
 
     def losses(self, examples_B: IntArray) -> torch.Tensor:
         """KL(Q to P) of each example; 0 if it has fewer than two candidates."""
-        scored = self._batch if self.in_step else self._held_out
-        return torch.stack([self._loss(example, scored) for example in examples_B.tolist()])
+        return torch.stack([self._loss(example) for example in examples_B.tolist()])
 
     def save(self, folder: Path) -> None:
         """Write the folder of the encoders."""
         self._encoder.save(folder)
 
-    def state(self) -> dict[str, JsonValue]:
-        """The version that is searched, and the refreshes so far."""
-        return self.refresh.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Search the same version again."""
-        self.refresh.restore(state)
-
     def _score(self, examples_B: IntArray) -> _Scored:
         """Retrieve candidates of examples, and score them."""
         hits = self._examples.candidates(examples_B, self.refresh.retriever, self._options.candidates)
-        scores_BK = self._examples.score(examples_B, hits, self._options.loss)
-        return _Scored(examples_B, hits.numbers_QK, scores_BK.astype(np.float32))
+        scores_BK = self._examples.score(examples_B, hits, self._options).astype(np.float32)
+        return dict(zip(examples_B.tolist(), zip(hits.numbers_QK, scores_BK, strict=True), strict=True))
 
-    def _load_or_score(self, file: Path, examples_B: IntArray) -> _Scored:
-        """The scores that an earlier call wrote to a file, or else new ones, written there."""
-        try:
-            with np.load(file, allow_pickle=False) as kept:
-                return _Scored(**{name: kept[name] for name in _Scored._fields})
-        except FileNotFoundError:
-            pass
-        except _DAMAGED as error:
-            _logger.warning("%s is damaged (%s): its scores are computed again.", file, error)
-        scored = self._score(examples_B)
-        content = io.BytesIO()
-        np.savez(content, **scored._asdict())
-        with storage_errors(file):
-            write_atomically(file, content.getvalue())
-        return scored
-
-    def _loss(self, example: int, scored: _Scored) -> torch.Tensor:
-        place = int(np.flatnonzero(scored.examples_B == example)[0])
-        passages_K, lm_scores_K = scored.passages_BK[place], scored.lm_scores_BK[place]
+    def _loss(self, example: int) -> torch.Tensor:
+        passages_K, lm_scores_K = self._scored[example]
         there_K = passages_K != NO_PASSAGE
         query_1D = self._encoder.query_tensor(self._examples.queries(np.array([example])))
         if np.count_nonzero(there_K) < 2:
             return query_1D.float().sum() * 0
         passages = [self._index.passages[number] for number in passages_K[there_K].tolist()]
         scores_1K = inner_products(query_1D, self._encoder.passage_tensor(passages)[None])
-        return losses_of(scores_1K, lm_scores_K[there_K][None], passages_K[there_K][None], self._options.loss)[0]
+        return losses_of(scores_1K, lm_scores_K[there_K][None], passages_K[there_K][None], self._options)[0]
 
 
 def _module(encoder: SentenceEncoder) -> SentenceTransformer:

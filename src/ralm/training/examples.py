@@ -91,36 +91,6 @@ def queries_of(examples: Sequence[Example], tokenizer: Tokenizer, query_tokens: 
     return [tokenizer.decode(one.prefix[-query_tokens:]) for one in examples]
 
 
-def as_table(examples: Sequence[Example], first: int, tokenizer: Tokenizer, query_tokens: int) -> pa.Table:
-    """Consecutive examples, numbered from `first` on, as a table with `EXAMPLE_SCHEMA`."""
-    columns = {
-        "example": range(first, first + len(examples)),
-        "document_id": [one.document_id for one in examples],
-        "begin": [one.begin for one in examples],
-        "query": queries_of(examples, tokenizer, query_tokens),
-        "prefix": [tokenizer.decode(one.prefix) for one in examples],
-        "continuation": [tokenizer.decode(one.continuation) for one in examples],
-        "prefix_tokens": [one.prefix for one in examples],
-        "continuation_tokens": [one.continuation for one in examples],
-        "runs": [[*one.runs] for one in examples],
-    }
-    return pa.table(columns, EXAMPLE_SCHEMA)
-
-
-def from_table(table: pa.Table) -> list[Example]:
-    """The examples of a table with `EXAMPLE_SCHEMA`; it may lack the texts."""
-    return [
-        Example(
-            document_id=row["document_id"],
-            begin=row["begin"],
-            prefix=np.array(row["prefix_tokens"], dtype=np.int64),
-            continuation=np.array(row["continuation_tokens"], dtype=np.int64),
-            runs=row["runs"],
-        )
-        for row in table.to_pylist()
-    ]
-
-
 def text_config(sources: Sequence[str], fields: Fields | None, *, skip_bad: bool) -> dict[str, JsonValue]:
     """What decides the documents that are read from sources."""
     fields = fields or Fields()

@@ -1,4 +1,4 @@
-"""What rerankers and encoders gain on held-out documents.
+"""What rerankers and encoders gain on held-out documents, and what choosing among the candidates of signals can gain.
 
 Letters of shapes: E examples, K candidates, T tokens of a continuation, R readings.
 """
@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
-import pyarrow.compute as pc
 from pydantic import JsonValue
 
 from ralm.evaluation.intervals import Estimate, Units, estimate
 from ralm.reading.mixture import mix, similarity_log_weights
-from ralm.records import DoubleArray, IntArray
-from ralm.training.options import TrainingOptions
-from ralm.training.signals import Signals, split_documents, spread
+from ralm.records import NO_PASSAGE, DoubleArray, IntArray
+from ralm.training.signals import Signals
 
 _TEMPERATURES: Final = 2.0 ** (np.arange(-10, 11) / 2)
 """Temperatures that are tried, in standard deviations of the scores."""
+_NO_PREFERENCE: Final = 0.01
+"""Nats per token: below this difference between the best and the worst candidate an example has no preference."""
 
 
 def held_out_gains(
@@ -60,31 +60,13 @@ class ReadCandidates:
         return max((spread * _TEMPERATURES).tolist(), key=lambda one: float(some.ensemble_ET(one).sum()))
 
 
-def held_out_halves(
-    documents_E: Sequence[str], held_out_E: IntArray, options: TrainingOptions, most_tested: int = 0
-) -> tuple[IntArray, IntArray]:
-    """The held-out examples that say when to stop and choose temperatures, and those that say what was gained: of
-    halves of the documents, at most as many as an evaluation reads, and as `most_tested` if that is more."""
-    halves = held_out_E, held_out_E[:0]
-    if len(held_out_E) > 1:
-        split = split_documents([documents_E[example] for example in held_out_E.tolist()], 0.5, options.seed + 1)
-        halves = held_out_E[split[0]], held_out_E[split[1]]
-    most = options.evaluated, max(options.evaluated, most_tested)
-    return spread(halves[0], documents_E, most[0]), spread(halves[1], documents_E, most[1])
-
-
 def encoder_gains(
-    alone_ET: DoubleArray,
-    before: ReadCandidates,
-    after: ReadCandidates,
-    tokens_E: IntArray,
-    documents: Sequence[str],
-    chosen: int,
+    alone_ET: DoubleArray, before: ReadCandidates, after: ReadCandidates, tokens_E: IntArray, tested: Sequence[str]
 ) -> dict[str, JsonValue] | None:
     """Return what the passages that an encoder finds gain over no passage, before its training and after it, and the
-    change: its `first` candidate, and the `ensemble` of all. The first `chosen` examples choose temperatures, the
-    others are tested; None if these are of one document."""
-    tested = documents[chosen:]
+    change: its `first` candidate, and the `ensemble` of all. The last examples, of the documents `tested`, are tested,
+    those before them choose temperatures; None if there are none, or the tested ones are of one document."""
+    chosen = len(tokens_E) - len(tested)
     if not chosen or len({*tested}) < 2:
         return None
     temperatures = [one.best_temperature(chosen) for one in (before, after)]
@@ -124,17 +106,45 @@ def _as_json(
     return {**counts, **more, **{name: asdict(gain) for name, gain in gains.items()}}
 
 
-def token_log_probs(signals: Signals, examples_E: IntArray) -> tuple[DoubleArray, DoubleArray]:
-    """The log-probability of each token of the continuations of examples in any order: without a passage (E x T), and
-    after each candidate (E x K x T); 0 after the last token of a shorter one."""
-    order_E = np.argsort(examples_E)
-    table = signals.candidates(examples_E)
-    row_R = np.searchsorted(examples_E[order_E], table["example"].to_numpy())
-    column_R = np.arange(len(table)) - np.searchsorted(row_R, row_R)
-    counts_R = pc.list_value_length(table["log_probs"]).to_numpy()
-    width = int(counts_R.max(initial=1))
-    read_EKT = np.zeros((len(examples_E), signals.width + 1, width))
-    tokens_RT = np.zeros((len(table), width))
-    tokens_RT[np.arange(width) < counts_R[:, None]] = pc.list_flatten(table["log_probs"]).to_numpy()
-    read_EKT[order_E[row_R], column_R] = tokens_RT
-    return read_EKT[:, 0], read_EKT[:, 1:]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalStatistics:
+    """What choosing among the candidates can gain. Gains are in nats per token over reading no passage, with intervals
+    over documents.
+
+    `first`: the retriever's first candidate; `random`: the mean of all candidates; `best`: the best for each example.
+    `examples` counts those with two candidates or more, of which the others are means; `single` counts those with
+    fewer, `impossible` those in which the language model gives a token no probability. `no_preference` counts examples
+    whose candidates differ by less than 0.01 nats per token.
+    """
+
+    examples: int
+    single: int
+    impossible: int
+    first: Estimate
+    random: Estimate
+    best: Estimate
+    no_preference: int
+
+
+def signal_statistics(signals: Signals) -> SignalStatistics:
+    """The statistics of some signals."""
+    there_EK = signals.passages_EK != NO_PASSAGE
+    several_E, possible_E = signals.has_choice_E, signals.is_possible_E
+    used_E = several_E & possible_E
+    there_EK, tokens_E = there_EK[used_E], signals.tokens_E[used_E]
+    total_EK = np.where(there_EK, signals.log_probs_EK[used_E], -np.inf)
+    mean_EK = total_EK / tokens_E[:, None]
+    counts_E = there_EK.sum(axis=1)
+    gain_EK = total_EK - signals.baseline_E[used_E][:, None]
+    lowest_E = np.where(there_EK, mean_EK, np.inf).min(axis=1, initial=np.inf)
+    random_E = np.where(there_EK, gain_EK, 0).sum(axis=1) / np.maximum(counts_E, 1)
+    gained = {"first": gain_EK[:, 0], "random": random_E, "best": gain_EK.max(axis=1, initial=-np.inf)}
+    return SignalStatistics(
+        examples=int(used_E.sum()),
+        single=int((~several_E).sum()),
+        impossible=int((several_E & ~possible_E).sum()),
+        **held_out_gains(
+            gained, tokens_E, [signals.documents_E[example] for example in np.flatnonzero(used_E).tolist()]
+        ),
+        no_preference=int((mean_EK.max(axis=1, initial=-np.inf) - lowest_E < _NO_PREFERENCE).sum()),
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -15,11 +15,10 @@ from ralm.records import DoubleArray, IntArray
 from ralm.validation import MAX_SEED
 
 Precision = Literal["float32", "bfloat16"]
-EncoderInput = Literal["query", "prefix"]
 LikelihoodSemantics = Literal["paper", "mean"]
 
 _PACKAGES: Final = (
-    *("torch", "transformers", "sentence_transformers", "safetensors", "faiss", "matplotlib"),
+    *("torch", "transformers", "sentence_transformers", "safetensors", "faiss"),
     *("accelerate", "datasets"),
 )
 
@@ -98,13 +97,17 @@ REPLUG: Final = TrainingOptions(steps=25_000, batch=64, learning_rate=2e-5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LSROptions:
-    """The loss of LSR (REPLUG, section 4), see `ralm.training.losses.divergence_loss`.
+    """How encoders that made the vectors of an index are trained by the loss of LSR (REPLUG, section 4), see
+    `ralm.training.losses.divergence_loss`.
 
     `semantics` says what the language model's likelihood Q is the softmax of, over `beta`. `paper` follows the paper's
     equation: the probability of the whole continuation. It is near 0 after every candidate, so Q is nearly uniform.
-    `mean` takes the mean log-probability of a token. Raises UsageError if a temperature is not above 0.
+    `mean` takes the mean log-probability of a token. Raises UsageError if a value is out of range.
     """
 
+    vectors: Annotated[
+        str | None, Option("Begin from the encoders of the vectors of this name.", default_text="the default ones")
+    ] = None
     semantics: Annotated[
         LikelihoodSemantics,
         Option(
@@ -125,32 +128,21 @@ class LSROptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetrieverTrainingOptions:
-    """How the encoders of queries and passages are trained together, from those that made the vectors of an index.
+class RetrieverTrainingOptions(LSROptions):
+    """How the encoders of queries and passages are trained together.
 
     If one encoder made the vectors, it is trained; if a pair did, both are. `refresh_every=None` never encodes the
     passages again.
     """
 
-    vectors: Annotated[
-        str | None,
-        Option("Begin from the encoders that made the vectors of this name.", default_text="the default ones"),
-    ] = None
     candidates: Annotated[int, Option("Passages retrieved for an example.", minimum=2)] = 20
     refresh_every: Annotated[
         int | None, Option("Steps after which the passages are encoded again, at the next checkpoint.")
     ] = 3000
-    save_as: Annotated[
-        str | None, Option("Name of the new vectors in the index.", default_text="the name of the output folder")
-    ] = None
-    loss: Annotated[LSROptions, Option("The loss.")] = field(default_factory=LSROptions)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueryEncoderOptions:
+class QueryEncoderOptions(LSROptions):
     """How a query encoder is trained for passage vectors that stay as they are.
 
     `init` must be the encoder that belongs to the vectors, or one that was trained for them.
@@ -160,16 +152,6 @@ class QueryEncoderOptions:
         str | None,
         Option("Query encoder to begin from: a hub name or folder.", default_text="the one that the index names"),
     ] = None
-    vectors: Annotated[
-        str | None, Option("Train for the vectors of this name.", default_text="the default ones of the index")
-    ] = None
-    reads: Annotated[EncoderInput, Option("What the encoder reads of an example: its query, or the whole prefix.")] = (
-        "query"
-    )
-    loss: Annotated[LSROptions, Option("The loss.")] = field(default_factory=LSROptions)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def training_extra() -> AbstractContextManager[None]:
@@ -226,20 +208,13 @@ REPLUG_EXAMPLES: Final = ExampleOptions(
 class CandidateOptions:
     """Which passages are candidates, and how the language model reads them.
 
-    In-Context RALM has 16 candidates per example, REPLUG 20. Passages that `exclude` skips would teach copying of the
-    answer.
+    In-Context RALM has 16 candidates per example, REPLUG 20. Passages of the example's own document, and those that
+    share 13 words in a row with the text at its continuation, would teach copying: they are left out.
     """
 
     candidates: Annotated[int, Option("Passages per example.")] = 16
     document_tokens: Annotated[int, Option("Length in tokens that a passage is cut to.")] = 256
     bos: BosOption = "auto"
-    exclude: Annotated[
-        bool,
-        Option(
-            "Leave out passages of the example's own document, and those that share 13 words in a row with the text at "
-            "its continuation."
-        ),
-    ] = True
 
     def __post_init__(self) -> None:
         check_options(self)

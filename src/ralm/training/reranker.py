@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from ralm.retrieval.index import Index
 from ralm.storage.outputs import FolderKind, check_output
-from ralm.training.gains import held_out_halves, reranker_gains
+from ralm.training.gains import reranker_gains
 from ralm.training.options import RerankerOptions, Trained, TrainingOptions, training_extra
 from ralm.training.signals import Signals, index_of, open_signals, split_with_choice
 
@@ -40,8 +40,8 @@ def train_reranker(
 
     A language model reads the passage before the prefix, and gets a head that scores its last token.
 
-    Writes the folder `out`, which `load_cross_encoder` and sentence-transformers load, with the losses as a table and a
-    plot. `index` is the one that the signals were measured with; None is the folder that they name. A killed training
+    Writes the folder `out`, which `load_cross_encoder` and sentence-transformers load, with the losses as a table.
+    `index` is the one that the signals were measured with; None is the folder that they name. A killed training
     resumes when this is called again with the same arguments.
 
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index is another one, too few
@@ -52,8 +52,7 @@ def train_reranker(
     options, reading = options or TrainingOptions(), reading or RerankerOptions()
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
-    training_E, held_out_E = split_with_choice(signals, options)
-    development_E, tested_E = held_out_halves(signals.documents_E, held_out_E, options)
+    training_E, development_E, tested_E = split_with_choice(signals, options)
     with training_extra():
         from ralm.reranking.cross_encoder import load_pair_model
         from ralm.training import cross_encoder, run
@@ -69,8 +68,9 @@ def train_reranker(
             "training": asdict(options),
             "reading": asdict(reading),
         }
-        trainable = cross_encoder.CrossEncoderLoss(model, signals, index.passages, reading, fitted_to=training_E)
-
+        if reading.rank_prior:
+            model.rank_weight = cross_encoder.fitted_rank_weight(signals, training_E)
+        trainable = cross_encoder.CrossEncoderLoss(model, signals, index.passages, reading)
         before_E = trainable.choices(tested_E)
 
         def results() -> dict[str, JsonValue]:

@@ -5,8 +5,7 @@ passages together, as in the paper, and the passages are encoded again. Importin
 """
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,12 +18,10 @@ from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR, is_trained, 
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import VectorSet
 from ralm.retrieval.vectors import RemoteEncoding, add_vectors, check_can_add
-from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import check_output, recover
-from ralm.training.gains import ReadCandidates, encoder_gains, held_out_halves, token_log_probs
+from ralm.training.gains import ReadCandidates, encoder_gains
 from ralm.training.options import (
     REPLUG,
-    LSROptions,
     QueryEncoderOptions,
     RetrieverTrainingOptions,
     Trained,
@@ -39,17 +36,7 @@ if TYPE_CHECKING:
 
 _MOST_TESTED: Final = 1000
 """The most held-out examples of signals that say what was gained."""
-_PROBES: Final = 64
-"""Queries whose hits are compared when new vectors replace old ones."""
 _ADVICE: Final = "begin from the encoder that made the vectors, or from a query encoder that was trained for them."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRetriever(Trained):
-    """The outcome of a training of encoders. `refreshes`: for each time that the passages were encoded again, the step,
-    and the share of the hits that stayed (`overlap`)."""
-
-    refreshes: Sequence[JsonValue] = ()
 
 
 def train_query_encoder(
@@ -60,7 +47,7 @@ def train_query_encoder(
     *,
     index: Index | Path | str | None = None,
     force: bool = False,
-) -> TrainedRetriever:
+) -> Trained:
     """Train the query encoder of an index on signals, to vectors of passages that stay as they are.
 
     Writes the folder `out`, which loads with sentence-transformers and as `query_encoder` of the index. Its manifest
@@ -69,27 +56,30 @@ def train_query_encoder(
     called again with the same arguments.
 
     Warns if the candidates of the signals are those of another retriever, such as BM25: then nothing teaches the
-    encoder what it should not find. Warns that Q is nearly uniform with the `semantics` of the paper.
+    encoder what it should not find.
 
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index is another one, has no
     vectors, or too few examples have two candidates; FolderError if `init` does not belong to the vectors; and what
     `train_retriever` raises of folders, losses and disks.
     """
     options = options or QueryEncoderOptions()
-    _warn_of_uniform(options.loss)
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
     _warn_of_other_candidates(signals)
     chosen = index.vector_sets.get(options.vectors, index.path)
-    training_E, held_out_E = split_with_choice(signals, training)
-    development_E, tested_E = held_out_halves(signals.documents_E, held_out_E, training, _MOST_TESTED)
+    training_E, development_E, tested_E = split_with_choice(signals, training, _MOST_TESTED)
     with training_extra():
+        from ralm.retrieval.dense.encoder import SentenceEncoder
+        from ralm.retrieval.dense.search import check_encoder
         from ralm.training.encoders import QueryEncoderLoss
         from ralm.training.run import own_randomness, train
     check_output(Path(out), kind=ENCODER_KIND, force=force)
     vectors = index.passage_vectors(options.vectors)
     with own_randomness(training.seed):
-        encoder = _query_encoder(index, chosen, vectors.dimension, options, training.device)
+        named = index.encoder_options(options.vectors)
+        named = named if options.init is None else replace(named, query_encoder=options.init)
+        encoder = SentenceEncoder(named, device=training.device)
+        check_encoder(index.path, encoder, chosen, advice=_ADVICE)
         config = _config(index, chosen, encoder, training)
         config |= {"signals": signals.fingerprint, "options": asdict(options)}
         trainable = QueryEncoderLoss(encoder, signals, vectors, options)
@@ -99,26 +89,15 @@ def train_query_encoder(
         def results() -> dict[str, JsonValue]:
             if before_EK is None:
                 return {TRAINED_FOR: chosen.passage_fingerprint, "held_out": None}
-            alone_ET, log_probs_EKT = token_log_probs(signals, read_E)
-            before, after = (ReadCandidates(log_probs_EKT, one) for one in (before_EK, trainable.scores(read_E)))
-            documents = [signals.documents_E[example] for example in read_E.tolist()]
-            tokens_E = signals.tokens_E[read_E]
-            gains = encoder_gains(alone_ET, before, after, tokens_E, documents, len(development_E))
+            read_EKT = signals.token_log_probs_EKT[read_E].astype(np.float64)
+            scored = before_EK, trainable.scores(read_E)
+            before, after = (ReadCandidates(read_EKT[:, 1:], scores_EK) for scores_EK in scored)
+            tested = [signals.documents_E[example] for example in tested_E.tolist()]
+            gains = encoder_gains(read_EKT[:, 0], before, after, signals.tokens_E[read_E], tested)
             return {TRAINED_FOR: chosen.passage_fingerprint, "held_out": gains}
 
-        trained = train(
+        return train(
             trainable, out, ENCODER_KIND, config, training_E, development_E, training, results=results, force=force
-        )
-    return TrainedRetriever(**asdict(trained))
-
-
-def _warn_of_uniform(loss: LSROptions) -> None:
-    if loss.semantics == "paper":
-        warnings.warn(
-            'with `semantics="paper"` the likelihood Q is nearly uniform, since a whole continuation has a probability '
-            "near 0 after every passage: it teaches the retriever hardly anything; leave it out to train.",
-            RalmWarning,
-            stacklevel=3,
         )
 
 
@@ -143,13 +122,14 @@ def train_retriever(
     *,
     force: bool = False,
     ahead: RemoteEncoding | None = None,
-) -> TrainedRetriever:
+) -> Trained:
     """Train the encoders of an index on examples that a language model scores on the way, and write their folder. Then
     encode the passages of the index with them, as a set of vectors that is not the default.
 
     The folder loads with sentence-transformers. If the index has a pair of encoders, it is that of queries, and
     `passages` in it is that of passages. A killed training resumes when this is called again with the same arguments,
-    also if it was killed while it made the new vectors. `ahead` may encode passages before this machine would.
+    unless with `force` also if it was killed while it made the new vectors. `ahead` may encode passages before this
+    machine would.
 
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index has no vectors, or a
     training with other settings was begun there; FolderError if the encoders are not those that made the vectors;
@@ -157,13 +137,11 @@ def train_retriever(
     of the new name; ModelError if a loss is not finite (the last checkpoint stays); StorageError if the disk is full.
     """
     options = options or RetrieverTrainingOptions()
-    _warn_of_uniform(options.loss)
     index = index if isinstance(index, Index) else open_index(index)
     chosen = index.vector_sets.get(options.vectors, index.path)
-    name = options.save_as or Path(out).resolve().name
+    name = Path(out).resolve().name
     check_can_add(index, name, force=force)
-    training_E, held_out_E = split_for_training(examples.documents_E, training)
-    development_E, tested_E = held_out_halves(examples.documents_E, held_out_E, training)
+    training_E, development_E, tested_E = split_for_training(examples.documents_E, training)
     with training_extra():
         from ralm.retrieval.dense.encoder import SentenceEncoder
         from ralm.training.encoders import EncodersLoss
@@ -178,7 +156,7 @@ def train_retriever(
 
     with own_randomness(training.seed):
         encoder = SentenceEncoder(named, device=training.device)
-        first = index.dense(vectors=options.vectors, encoder=encoder)
+        refresh = Refresh(encoder, index, options, training, ahead)
         encoded_by, own = chosen.passage_fingerprint, encoder.config["passage_fingerprint"]
         if encoded_by not in (None, own):
             raise FolderError(
@@ -186,28 +164,14 @@ def train_retriever(
                 f"that it names now ({own}); encode them again (`ralm encode`)."
             )
         config = _config(index, chosen, encoder, training)
-        deciding = {name: value for name, value in asdict(options).items() if name != "save_as"}
-        config |= {"examples": examples.config, "options": deciding}
-        trained = read_trained(out, ENCODER_KIND, config)
-        if trained is not None and force:
-            stored = index.vector_sets.sets.get(name)
-            if stored is not None and stored.passage_fingerprint == tuned().config["passage_fingerprint"]:
-                trained = None  # all of it was done, and shall be done again
+        config |= {"examples": examples.config, "options": asdict(options)}
+        trained = None if force else read_trained(Path(out), ENCODER_KIND, config)
         if trained is not None:  # it was killed while it encoded the passages
             recover(Path(out).resolve())
         else:
-            probes = examples.queries(training_E[:_PROBES])
-            refresh = Refresh(encoder, index, first, probes, options, training.device, ahead)
             loss = EncodersLoss(encoder, examples, index, refresh, options)
-
-            def results() -> dict[str, JsonValue]:
-                return {"refreshes": [*refresh.refreshes]}
-
-            trained = train(
-                loss, out, ENCODER_KIND, config, training_E, development_E, training, results=results, force=force
-            )
+            trained = train(loss, out, ENCODER_KIND, config, training_E, development_E, training, force=force)
     add_vectors(index.path, tuned(), chosen.options, name=name, default=False, force=force, ahead=ahead)
-    recorded: Any = read_manifest(Path(out), kind=ENCODER_KIND).settings["results"]
     gains = None
     if len(tested_E):
         read_E = np.concatenate([development_E, tested_E])
@@ -216,29 +180,9 @@ def train_retriever(
             open_index(index.path).dense(vectors=name, encoder=tuned()),
         )
         (alone_ET, before), (_, after) = (examples.read(read_E, one, options.candidates) for one in searched)
-        documents = [examples.documents_E[example] for example in read_E.tolist()]
-        tokens_E = np.full(len(read_E), alone_ET.shape[1])
-        gains = encoder_gains(alone_ET, before, after, tokens_E, documents, len(development_E))
-    return TrainedRetriever(**{**asdict(trained), "held_out": gains}, refreshes=recorded["refreshes"])
-
-
-def _query_encoder(
-    index: Index, chosen: VectorSet, dimension: int, options: QueryEncoderOptions, device: str
-) -> "SentenceEncoder":
-    """The encoder to train. Raises FolderError if its queries do not belong to the vectors."""
-    from ralm.retrieval.dense.encoder import SentenceEncoder
-    from ralm.retrieval.dense.search import check_encoder
-
-    named = index.encoder_options(options.vectors)
-    wanted = named if options.init is None else replace(named, query_encoder=options.init)
-    encoder = SentenceEncoder(wanted, device=device)
-    if encoder.dimension != dimension:
-        raise FolderError(
-            f"the index at {index.path} has vectors of {dimension} dimensions and {options.init} gives "
-            f"{encoder.dimension}; {_ADVICE}"
-        )
-    check_encoder(index.path, encoder, chosen, advice=_ADVICE)
-    return encoder
+        tested = [examples.documents_E[example] for example in tested_E.tolist()]
+        gains = encoder_gains(alone_ET, before, after, np.full(len(read_E), alone_ET.shape[1]), tested)
+    return replace(trained, held_out=gains)
 
 
 def _config(index: Index, chosen: VectorSet, encoder: "SentenceEncoder", training: TrainingOptions) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs a training in its work folder, and writes what came of it: the model, its losses as table and plot, a manifest.
+"""Runs a training in its work folder, and writes what came of it: the model, its losses as a table, a manifest.
 
 A killed training resumes at its last checkpoint that is whole. On a CPU, with as many threads, its final weights are
 bit for bit those of an undisturbed training. Letters of shapes: E all examples, B those of a batch, S steps.
@@ -9,7 +9,8 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,29 +18,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import torch
+from datasets import Dataset
 from pydantic import JsonValue
+from sentence_transformers.base.sampler import DefaultBatchSampler
+from torch.utils.data import SequentialSampler
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainerState
 
 from ralm.errors import FolderError, ModelError, RalmWarning, UsageError
 from ralm.lm.local.loading import quiet_loading
 from ralm.records import IntArray
 from ralm.runs import resume
-from ralm.runs.plot import draw_lines
 from ralm.runs.run import environment
 from ralm.storage.manifest import Manifest, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind, check_output, new_folder
 from ralm.terminal import progress_bar, to_json
 from ralm.training.options import Trained, TrainingOptions
-from ralm.training.trainer import (
-    ExampleLoss,
-    NotFiniteError,
-    Steps,
-    checkpoint_folder,
-    latest_checkpoint,
-    make_trainer,
-)
+from ralm.training.trainer import ExampleLoss, NotFiniteError, Steps, checkpoint_folder, latest_state
 
 LOSSES: Final = "losses.csv"
-PLOT: Final = "losses.png"
 _LOSSES_SCHEMA: Final = pa.schema(
     {
         "step": pa.int64(),
@@ -50,7 +46,8 @@ _LOSSES_SCHEMA: Final = pa.schema(
 )
 _COLUMNS: Final = {"learning_rate": "learning_rate", "loss": "training_loss", "eval_loss": "held_out_loss"}
 """The columns of `LOSSES` by the names in the log of a trainer."""
-_PANELS: Final = {"loss": {"training_loss": "trained on", "held_out_loss": "held out"}}
+_KEPT: Final = 3
+"""Checkpoints on disk: the last two, and the best."""
 _TIMED: Final = 3
 """Steps that are tried to know the time of one."""
 
@@ -83,7 +80,7 @@ def train(
     results: Callable[[], dict[str, JsonValue]] = dict,
     force: bool = False,
 ) -> Trained:
-    """Train a model on examples and write its folder atomically: the model, its losses as table and plot, a manifest.
+    """Train a model on examples and write its folder atomically: the model, its losses as a table, a manifest.
 
     The model ends with the weights of the lowest held-out loss, or of the last step if nothing is held out; then
     `results` returns what the manifest says of them. A training with this `config` that was killed resumes at its last
@@ -99,113 +96,100 @@ def train(
             f"{loss.model.device.index}, and give `device` cuda."
         )
     with resume.unfinished_run(out, config, force=force) as work:
-        training = _Training(loss, work, training_E, held_out_E, options)
-        state = training.run()
-        rows, best_step = _rows(state.log_history), state.best_global_step
+        state, planned = _Training(loss, work, training_E, held_out_E, options).run()
         settings: dict[str, JsonValue] = {
             "config": config,
-            "results": {"planned_steps": training.planned, **results()},
+            "results": {"planned_steps": planned, **results()},
             "environment": environment(),
         }
         with new_folder(out, kind=kind, force=force) as folder:
             loss.save(folder)
-            pyarrow.csv.write_csv(pa.Table.from_pylist(rows, _LOSSES_SCHEMA), folder / LOSSES)
-            draw_lines("step", rows, _PANELS, folder / PLOT)
-            counts = {"steps": state.global_step, "best_step": best_step}
+            pyarrow.csv.write_csv(_losses(state.log_history), folder / LOSSES)
+            counts = {"steps": state.global_step, "best_step": state.best_global_step}
             manifest = write_manifest(folder, kind=kind, settings=settings, counts=counts)
-    return _outcome(out, manifest, rows)
+    return _outcome(out, manifest)
 
 
-def read_trained(out: Path | str, kind: FolderKind, config: dict[str, JsonValue]) -> Trained | None:
+def read_trained(out: Path, kind: FolderKind, config: dict[str, JsonValue]) -> Trained | None:
     """The outcome of a training with this `config` that wrote this folder; None if it is missing, damaged or other."""
-    out = Path(out)
-    try:
+    with suppress(FolderError):
         manifest = read_manifest(out, kind=kind)
-    except FolderError:
-        return None
-    if to_json(manifest.settings["config"]) != to_json(config):
-        return None
-    options = pyarrow.csv.ConvertOptions(column_types=_LOSSES_SCHEMA)
-    return _outcome(out, manifest, pyarrow.csv.read_csv(out / LOSSES, convert_options=options).to_pylist())
+        if to_json(manifest.settings["config"]) == to_json(config):
+            return _outcome(out, manifest)
+    return None
 
 
-def _outcome(out: Path, manifest: Manifest, rows: Sequence[dict[str, Any]]) -> Trained:
+def _outcome(out: Path, manifest: Manifest) -> Trained:
     results: Any = manifest.settings["results"]
+    options = pyarrow.csv.ConvertOptions(column_types=_LOSSES_SCHEMA)
     return Trained(
         out=out,
         **manifest.counts,
         planned_steps=results["planned_steps"],
-        losses=rows,
+        losses=pyarrow.csv.read_csv(out / LOSSES, convert_options=options).to_pylist(),
         held_out=results.get("held_out"),
     )
 
 
-def _rows(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of `LOSSES` from the log of a trainer."""
+def _losses(log: Sequence[dict[str, Any]]) -> pa.Table:
+    """The table `LOSSES` from the log of a trainer."""
     rows: dict[int, dict[str, Any]] = {}
     for entry in log:
         if entry.keys() & _COLUMNS:
-            row = rows.setdefault(entry["step"], dict.fromkeys(_LOSSES_SCHEMA.names) | {"step": entry["step"]})
+            row = rows.setdefault(entry["step"], {"step": entry["step"]})
             row |= {_COLUMNS[name]: entry[name] for name in _COLUMNS if name in entry}
-    return [*rows.values()]
+    return pa.Table.from_pylist([*rows.values()], _LOSSES_SCHEMA)
 
 
+@dataclass(frozen=True, eq=False)
 class _Training:
     """A training of a loss, in its work folder."""
 
-    def __init__(
-        self, loss: ExampleLoss, work: Path, training_E: IntArray, held_out_E: IntArray, options: TrainingOptions
-    ) -> None:
-        self.planned = options.steps
-        self._loss = loss
-        self._work = work
-        self._training_E = training_E
-        self._held_out_E = held_out_E
-        self._options = options
-        self._first = {name: tensor.detach().cpu().clone() for name, tensor in loss.model.state_dict().items()}
-        """The weights that the training began with."""
+    loss: ExampleLoss
+    work: Path
+    training_E: IntArray
+    held_out_E: IntArray
+    options: TrainingOptions
 
-    def run(self) -> Any:
-        """Train, and load the best weights; returns the state of the trainer."""
-        loss, checkpoint = self._loss, latest_checkpoint(self._work)
-        begun = 0 if checkpoint is None else checkpoint.counts["step"]
-        loss.begin(self._work, self._held_out_E, begun)
-        steps = self.planned = self._options.steps
-        if checkpoint is not None:
-            settings: dict[str, Any] = checkpoint.settings
-            loss.restore(settings["loss"])
-            self.planned = settings["planned"]
-            steps = begun if settings["is_over"] else self.planned
+    def run(self) -> tuple[TrainerState, int]:
+        """Train, and load the best weights; returns the state of the trainer, and how many steps were planned."""
+        model, stopped = self.loss.model, latest_state(self.work)
+        first = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+        begun = stopped.global_step
+        self.loss.begin(self.work, self.held_out_E, begun)
+        if begun:
+            planned = stopped.max_steps
             _logger.info("resuming a training that was stopped: %s steps were done before", f"{begun:,}")
-        elif self._options.budget:
-            steps = self.planned = self._plan()
-        state = self._do_steps(steps, begun).state
-        loss.model.eval()
-        if not len(self._held_out_E):
+        else:
+            planned = self._plan() if self.options.budget else self.options.steps
+            model.load_state_dict(first)
+        is_over = begun and stopped.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
+        state: TrainerState = self._do_steps(begun if is_over else planned, begun).state
+        model.eval()
+        if not len(self.held_out_E):
             state.best_global_step = state.global_step
         elif not state.best_global_step:
             state.best_global_step = 0
-            loss.model.load_state_dict(self._first)
+            model.load_state_dict(first)
             warnings.warn(
                 "training did not lower the loss of the held-out examples; the weights that it began with are kept.",
                 RalmWarning,
                 stacklevel=3,
             )
-        return state
+        return state, planned
 
     def _plan(self) -> int:
-        """Return how many steps the budget has room for, after a trial that leaves the weights as they are. Raises
-        UsageError if there is no room for one step."""
-        options, began = self._options, time.perf_counter()
+        """Return how many steps the budget has room for, after a trial that changes the weights. Raises UsageError if
+        there is no room for one step."""
+        options, began = self.options, time.perf_counter()
         steps = min(_TIMED, options.steps)
         trainer = self._do_steps(steps, is_trial=True)
         trained = time.perf_counter()
-        if len(self._held_out_E):
+        if len(self.held_out_E):
             with quiet_loading():
                 trainer.evaluate()
-        self._loss.model.load_state_dict(self._first)
         ended = time.perf_counter()
-        evaluation = ended - trained if len(self._held_out_E) else 0.0
+        evaluation = ended - trained if len(self.held_out_E) else 0.0
         seconds = (trained - began) / steps + evaluation / options.evaluate_every
         steps = int((60 * options.budget - (ended - began) - evaluation) / seconds)  # one is before the first step
         if steps < 1:
@@ -219,29 +203,75 @@ class _Training:
     def _do_steps(self, steps: int, begun: int = 0, *, is_trial: bool = False) -> Any:
         """Do steps after those that were begun, or only try them; returns the trainer. Raises ModelError if a loss or a
         gradient is not finite."""
-        loss, options = self._loss, self._options
-        batches_SB = reading_order(self._training_E, steps * options.batch, options.seed).reshape(steps, -1)
+        loss, options = self.loss, self.options
+        batches_SB = reading_order(self.training_E, steps * options.batch, options.seed).reshape(steps, -1)
         with quiet_loading(), progress_bar("Trying" if is_trial else "Training", steps) as advance:
             advance(begun)
-            callbacks = [*(() if is_trial else loss.callbacks), Steps(loss, batches_SB, advance)]
-            trainer: Any = make_trainer(
-                *(loss, self._work, batches_SB, self._held_out_E, options, callbacks),
-                planned=self.planned,
-                resumes=begun > 0,
-                is_trial=is_trial,
-            )
+            trainer = self._trainer(batches_SB, [Steps(loss, batches_SB, advance)], begun, is_trial=is_trial)
             try:
-                trainer.train(str(checkpoint_folder(self._work, begun)) if begun else None)
+                trainer.train(str(checkpoint_folder(self.work, begun)) if begun else None)
             except NotFiniteError as error:
-                kept = latest_checkpoint(self._work)
-                stays = (
-                    f"the checkpoint of step {kept.counts['step']:,} is kept" if kept else "there is no checkpoint yet"
-                )
+                kept = latest_state(self.work).global_step
+                stays = f"the checkpoint of step {kept:,} is kept" if kept else "there is no checkpoint yet"
                 raise ModelError(
                     f"{error} in step {trainer.state.global_step + 1:,}; {stays}. Train with a lower `learning_rate` "
                     'or in `precision="float32"`.'
                 ) from None
         return trainer
+
+    def _trainer(
+        self, batches_SB: IntArray, callbacks: Sequence[TrainerCallback], begun: int, *, is_trial: bool
+    ) -> Any:
+        """Return the trainer of these batches. A trial neither evaluates nor saves by itself."""
+        loss, options, held_out_E = self.loss, self.options, self.held_out_E
+        steps, batch = batches_SB.shape
+        part = max(size for size in range(1, loss.at_once + 1) if batch % size == 0)
+        evaluates = len(held_out_E) > 0 and not is_trial
+        arguments = loss.trainer.training_args_class(
+            output_dir=str(self.work),
+            max_steps=steps,
+            per_device_train_batch_size=part,
+            gradient_accumulation_steps=batch // part,
+            per_device_eval_batch_size=loss.at_once,
+            batch_sampler=_in_order,
+            learning_rate=options.learning_rate,
+            warmup_steps=round(options.warmup * steps),
+            eval_strategy="steps" if evaluates else "no",
+            eval_on_start=evaluates and not begun,
+            eval_steps=options.evaluate_every,
+            logging_steps=options.evaluate_every,
+            save_strategy="no" if is_trial else "steps",
+            save_steps=options.evaluate_every,
+            save_total_limit=_KEPT,
+            load_best_model_at_end=evaluates,
+            metric_for_best_model="eval_loss" if evaluates else None,
+            greater_is_better=False,
+            restore_callback_states_from_checkpoint=True,
+            seed=options.seed,
+            use_cpu=loss.model.device.type == "cpu",
+            dataloader_pin_memory=False,
+            disable_tqdm=True,
+            report_to="none",
+        )
+        arguments._n_gpu = min(1, arguments.n_gpu)
+        stopping = [EarlyStoppingCallback(options.patience)] if evaluates else []
+        refreshing = () if is_trial else loss.callbacks
+        trainer: Any = loss.trainer(
+            model=loss.model,
+            args=arguments,
+            train_dataset=Dataset(pa.table({"label": batches_SB.ravel()})),
+            eval_dataset=Dataset(pa.table({"label": held_out_E})) if len(held_out_E) else None,
+            loss=loss,
+            data_collator=loss.trainer.data_collator_class(None),
+            callbacks=[*stopping, *refreshing, *callbacks],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.options = options
+        return trainer
+
+
+def _in_order(dataset: Dataset, batch_size: int, drop_last: bool, **_: Any) -> DefaultBatchSampler:
+    return DefaultBatchSampler(SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
 
 
 def reading_order(examples_E: IntArray, count: int, seed: int) -> IntArray:

@@ -58,10 +58,11 @@ TextColumn = Literal["query", "prefix", "continuation"]
 class Signals:
     """The signals of E examples with up to K candidates each, read from the folder `path`.
 
-    `passages_EK` (int64): the candidates in the retriever's order, padded with `NO_PASSAGE`. `scores_EK` (float32): the
-    retriever's scores, padded with 0. `log_probs_EK` (float64): the natural log-probability of the whole continuation
-    after each candidate, padded with -inf. `baseline_E` (float64): the same without a passage. `tokens_E` (int64): the
-    number of tokens of each continuation. `documents_E`: the ids of the documents that the examples are from.
+    `passages_EK` (int64): the candidates in the retriever's order, padded with `NO_PASSAGE`. `log_probs_EK` (float64):
+    the natural log-probability of the whole continuation after each candidate, padded with -inf. `baseline_E`
+    (float64): the same without a passage. `tokens_E` (int64): the number of tokens of each continuation.
+    `token_log_probs_EKT` (float32): those of each token, without a passage in the first column, padded with 0.
+    `documents_E`: the ids of the documents that the examples are from.
     """
 
     path: Path
@@ -69,9 +70,9 @@ class Signals:
     documents_E: Sequence[str]
     tokens_E: IntArray
     passages_EK: IntArray
-    scores_EK: FloatArray
     log_probs_EK: DoubleArray
     baseline_E: DoubleArray
+    token_log_probs_EKT: FloatArray
 
     def __len__(self) -> int:
         return len(self.tokens_E)
@@ -86,7 +87,7 @@ class Signals:
         """A short hash of all files and figures: equal for equal signals in any folder, and another one for figures
         that were changed after reading."""
         digest = hashlib.sha256("\0".join([str(sorted(self.manifest.files.items())), *self.documents_E]).encode())
-        for figures in (self.tokens_E, self.passages_EK, self.scores_EK, self.log_probs_EK, self.baseline_E):
+        for figures in (self.tokens_E, self.passages_EK, self.log_probs_EK, self.baseline_E):
             digest.update(np.ascontiguousarray(figures).tobytes())
         return digest.hexdigest()[:16]
 
@@ -114,20 +115,6 @@ class Signals:
         """
         with damage_errors(self.path, _REMEDY):
             return pq.read_table(self.path / EXAMPLES, columns=[column]).column(column)
-
-    def candidates(self, examples_E: IntArray) -> pa.Table:
-        """The rows of `CANDIDATE_SCHEMA` of some examples.
-
-        Raises DamagedFolderError if they cannot be read.
-        """
-        with damage_errors(self.path, _REMEDY):
-            tables = [pq.read_table(self.path / name, schema=CANDIDATE_SCHEMA) for name in _files(self.manifest)]
-            return pa.concat_tables(table.filter(np.isin(table["example"].to_numpy(), examples_E)) for table in tables)
-
-
-def _files(manifest: Manifest) -> Sequence[str]:
-    """The names of the files with candidates, in order."""
-    return sorted(name for name in manifest.files if name.startswith(f"{CANDIDATES}/"))
 
 
 def split_documents(documents_E: Sequence[str], held_out: float, seed: int) -> tuple[IntArray, IntArray]:
@@ -191,7 +178,7 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
     return index
 
 
-def split_with_choice(signals: Signals, options: TrainingOptions) -> tuple[IntArray, IntArray]:
+def split_with_choice(signals: Signals, options: TrainingOptions, most_tested: int = 0) -> tuple[IntArray, ...]:
     """Return what `split_for_training` gives, without examples of fewer than two candidates, which leave no choice, and
     those with a log-probability of -inf. Raises UsageError if too few are left."""
     used_E = np.flatnonzero(signals.has_choice_E & signals.is_possible_E)
@@ -202,15 +189,18 @@ def split_with_choice(signals: Signals, options: TrainingOptions) -> tuple[IntAr
     if not len(used_E):
         raise UsageError(f"{what}: measure more.")
     documents = [signals.documents_E[example] for example in used_E.tolist()]
-    training, held_out = split_for_training(documents, options, what)
-    return used_E[training], used_E[held_out]
+    return tuple(used_E[part_E] for part_E in split_for_training(documents, options, what, most_tested))
 
 
 def split_for_training(
-    documents_E: Sequence[str], options: TrainingOptions, what: str = "there are too few examples"
-) -> tuple[IntArray, IntArray]:
-    """Return the examples to train with and those to hold out, whole documents. Raises UsageError if some of
-    fewer than ten documents are to be held out."""
+    documents_E: Sequence[str],
+    options: TrainingOptions,
+    what: str = "there are too few examples",
+    most_tested: int = 0,
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the examples to train with, those that say when to stop and choose temperatures, and those that say what
+    was gained: whole documents, and of the held-out ones at most as many examples as an evaluation reads, or
+    `most_tested` if that is more. Raises UsageError if some of fewer than ten documents are to be held out."""
     count = len({*documents_E})
     if options.held_out > 0 and count < _FEWEST_DOCUMENTS:
         raise UsageError(
@@ -219,7 +209,13 @@ def split_for_training(
             "saying what it gains (`held_out` 0)."
         )
     share = max(options.held_out, 2 / count) if options.held_out else 0.0  # one to choose by, one to test on
-    return split_documents(documents_E, share, options.seed)
+    training_E, held_out_E = split_documents(documents_E, share, options.seed)
+    development_E, tested_E = held_out_E, held_out_E[:0]
+    if len(held_out_E) > 1:
+        split = split_documents([documents_E[example] for example in held_out_E.tolist()], 0.5, options.seed + 1)
+        development_E, tested_E = (held_out_E[half] for half in split)
+    most = max(options.evaluated, most_tested)
+    return training_E, spread(development_E, documents_E, options.evaluated), spread(tested_E, documents_E, most)
 
 
 def spread(examples_E: IntArray, documents_E: Sequence[str], max_count: int) -> IntArray:
@@ -235,49 +231,41 @@ def spread(examples_E: IntArray, documents_E: Sequence[str], max_count: int) -> 
 
 def _open(path: Path) -> Signals:
     manifest = read_manifest(path, kind=SIGNALS_KIND)
+    files = sorted(name for name in manifest.files if name.startswith(f"{CANDIDATES}/"))
     with damage_errors(path, _REMEDY):
         examples = pq.read_table(path / EXAMPLES, columns=["document_id", "continuation_tokens"])
-        documents = examples["document_id"].to_pylist()
-        candidates = pa.concat_tables([_read_totals(path / name) for name in _files(manifest)])
+        table = pa.concat_tables(pq.read_table(path / name, schema=CANDIDATE_SCHEMA) for name in files)
         tokens_E = pc.list_value_length(examples["continuation_tokens"]).to_numpy().astype(np.int64)
-        passage = candidates["passage"]
-        example, score, total, count = (candidates[name].to_numpy() for name in ("example", "score", "total", "count"))
-        is_baseline = passage.is_null().to_numpy()
-        in_order = np.array_equal(example[is_baseline], np.arange(len(tokens_E))) and (np.diff(example) >= 0).all()
-        if not in_order or not np.array_equal(count, tokens_E[example]):
+        example_R, counts_R = table["example"].to_numpy(), pc.list_value_length(table["log_probs"]).to_numpy()
+        column_R = np.arange(len(table)) - np.searchsorted(example_R, example_R)
+        is_whole = (
+            (np.diff(example_R) >= 0).all()
+            and np.array_equal(example_R[column_R == 0], np.arange(len(tokens_E)))
+            and np.array_equal(table["passage"].is_null(), column_R == 0)
+            and np.array_equal(counts_R, tokens_E[example_R])
+            and tokens_E.all()
+        )
+        if not is_whole:
             raise ValueError("its tables do not belong together")
-        if not (total <= _ROUNDING).all():  # nor is it where one is not a number
+        log_probs = pc.list_flatten(table["log_probs"]).to_numpy()
+        totals_R = np.add.reduceat(log_probs.astype(np.float64), np.cumsum(counts_R) - counts_R)
+        if not (totals_R <= _ROUNDING).all():  # nor is it where one is not a number
             raise ValueError("it has a log-probability that is above 0 or not a number")
-    of = example[~is_baseline]
-    counts_E = np.bincount(of, minlength=len(tokens_E))
-    places = of, np.arange(len(of)) - np.repeat(np.cumsum(counts_E) - counts_E, counts_E)
-    shape = len(tokens_E), int(counts_E.max(initial=1))
+    shape = len(tokens_E), 1 + int(column_R.max(initial=1))
     passages_EK = np.full(shape, NO_PASSAGE, dtype=np.int64)
-    scores_EK = np.zeros(shape, dtype=np.float32)
-    log_probs_EK = np.full(shape, -np.inf)
-    passages_EK[places] = passage.drop_null().to_numpy()
-    scores_EK[places] = score[~is_baseline]
-    log_probs_EK[places] = total[~is_baseline]
+    totals_EK = np.full(shape, -np.inf)
+    token_log_probs_EKT = np.zeros((*shape, tokens_E.max(initial=1)), dtype=np.float32)
+    passages_EK[example_R, column_R] = table["passage"].fill_null(NO_PASSAGE).to_numpy()
+    totals_EK[example_R, column_R] = totals_R
+    row_N, place_N = np.nonzero(np.arange(token_log_probs_EKT.shape[2]) < counts_R[:, None])
+    token_log_probs_EKT[example_R[row_N], column_R[row_N], place_N] = log_probs
     return Signals(
         path=path,
         manifest=manifest,
-        documents_E=documents,
+        documents_E=examples["document_id"].to_pylist(),
         tokens_E=tokens_E,
-        passages_EK=passages_EK,
-        scores_EK=scores_EK,
-        log_probs_EK=log_probs_EK,
-        baseline_E=total[is_baseline],
+        passages_EK=passages_EK[:, 1:],
+        log_probs_EK=totals_EK[:, 1:],
+        baseline_E=totals_EK[:, 0],
+        token_log_probs_EKT=token_log_probs_EKT,
     )
-
-
-def _read_totals(file: Path) -> pa.Table:
-    """A table of candidates with the total (float64) and count of log-probabilities in place of those of tokens."""
-    table = pq.read_table(file, schema=CANDIDATE_SCHEMA)
-    log_probs = table["log_probs"].combine_chunks()
-    counts = np.diff(log_probs.offsets.to_numpy())
-    if log_probs.null_count or (counts == 0).any():
-        raise ValueError(f"{file.name} has a candidate without log-probabilities")
-    begins = (np.cumsum(counts) - counts).astype(np.int64)
-    flat = log_probs.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
-    totals = np.add.reduceat(flat, begins) if len(begins) else np.zeros(0)
-    return table.drop_columns(["log_probs"]).append_column("total", [totals]).append_column("count", [counts])

@@ -13,30 +13,24 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import pyarrow as pa
 import torch
-from datasets import Dataset
-from pydantic import JsonValue
 from safetensors.torch import load, save
 from sentence_transformers import SentenceTransformerTrainer
-from sentence_transformers.base.sampler import DefaultBatchSampler
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.data import SequentialSampler
-from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
+from transformers import TrainerCallback, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import IntervalStrategy
 
 from ralm.errors import FolderError, StorageError, short_message
 from ralm.records import IntArray
 from ralm.storage.atomic import storage_errors, sync
-from ralm.storage.manifest import Manifest, check_every_byte, read_manifest, write_manifest
+from ralm.storage.manifest import check_every_byte, read_manifest, write_manifest
 from ralm.storage.outputs import MANIFEST, FolderKind
 from ralm.terminal import Advance
 from ralm.training.options import TrainingOptions
 
 _CHECKPOINT: Final = FolderKind("checkpoint")
-_KEPT: Final = 3
-"""Checkpoints on disk: the last two, and the best."""
 _WEIGHTS: Final = "model.safetensors"
 
 _logger = logging.getLogger(__name__)
@@ -75,13 +69,6 @@ class ExampleLoss(torch.nn.Module, ABC):
     def begin_step(self, examples_B: IntArray) -> None:
         """Prepare a step on a whole batch."""
 
-    def state(self) -> dict[str, JsonValue]:
-        """What a checkpoint must hold besides the weights."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
-
     def forward(self, _features: object, examples_B: torch.Tensor, **_unused: object) -> torch.Tensor:
         """The mean loss of examples. Raises NotFiniteError with the first one whose loss is not finite."""
         losses_B = self.losses(examples_B.cpu().numpy()).float()
@@ -101,11 +88,9 @@ class _ExampleTrainer:
 
     loss: ExampleLoss
     options: TrainingOptions
-    planned: int
     model: Any
     args: Any
     state: Any
-    control: Any
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Describe nothing for the hub."""
@@ -133,12 +118,7 @@ class _ExampleTrainer:
         try:
             with storage_errors(folder):
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
-                settings: dict[str, JsonValue] = {
-                    "planned": self.planned,
-                    "is_over": self.control.should_training_stop,
-                    "loss": self.loss.state(),
-                }
-                write_manifest(folder, kind=_CHECKPOINT, settings=settings, counts={"step": self.state.global_step})
+                write_manifest(folder, kind=_CHECKPOINT, settings={}, counts={"step": self.state.global_step})
                 sync(folder)
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -213,82 +193,15 @@ def checkpoint_folder(work: Path, step: int) -> Path:
     return work / f"checkpoint-{step}"
 
 
-def latest_checkpoint(work: Path) -> Manifest | None:
-    """The manifest of the last checkpoint that is whole; None if there is none. Later ones are removed."""
+def latest_state(work: Path) -> TrainerState:
+    """The state of the trainer at the last checkpoint that is whole; a new one if there is none. Later ones are
+    removed."""
     steps = sorted((int(folder.name.partition("-")[2]) for folder in work.glob("checkpoint-*")), reverse=True)
     for folder in (checkpoint_folder(work, step) for step in steps):
         if (folder / MANIFEST).exists():  # else a process was killed while it wrote it
             with suppress(FolderError):
-                manifest = read_manifest(folder, kind=_CHECKPOINT)
                 if not check_every_byte(folder):
-                    return manifest
+                    return TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
             _logger.warning("%s is damaged: an earlier checkpoint is used, or the training begins again.", folder)
         shutil.rmtree(folder)
-    return None
-
-
-def make_trainer(
-    loss: ExampleLoss,
-    work: Path,
-    batches_SB: IntArray,
-    held_out_E: IntArray,
-    options: TrainingOptions,
-    callbacks: Sequence[TrainerCallback],
-    *,
-    planned: int,
-    resumes: bool = False,
-    is_trial: bool = False,
-) -> "EncoderTrainer | RerankerTrainer":
-    """Return the trainer of these batches, whose learning rates are those of `planned` steps. A trial neither evaluates
-    nor saves by itself."""
-    steps, batch = batches_SB.shape
-    part = max(size for size in range(1, loss.at_once + 1) if batch % size == 0)
-    evaluates = len(held_out_E) > 0 and not is_trial
-    arguments = loss.trainer.training_args_class(
-        output_dir=str(work),
-        max_steps=steps,
-        per_device_train_batch_size=part,
-        gradient_accumulation_steps=batch // part,
-        per_device_eval_batch_size=loss.at_once,
-        batch_sampler=_in_order,
-        learning_rate=options.learning_rate,
-        warmup_steps=round(options.warmup * planned),
-        eval_strategy="steps" if evaluates else "no",
-        eval_on_start=evaluates and not resumes,
-        eval_steps=options.evaluate_every,
-        logging_steps=options.evaluate_every,
-        save_strategy="no" if is_trial else "steps",
-        save_steps=options.evaluate_every,
-        save_total_limit=_KEPT,
-        load_best_model_at_end=evaluates,
-        metric_for_best_model="eval_loss" if evaluates else None,
-        greater_is_better=False,
-        restore_callback_states_from_checkpoint=True,
-        seed=options.seed,
-        use_cpu=loss.model.device.type == "cpu",
-        dataloader_pin_memory=False,
-        disable_tqdm=True,
-        report_to="none",
-    )
-    arguments._n_gpu = min(1, arguments.n_gpu)
-    stopping = [EarlyStoppingCallback(options.patience)] if evaluates else []
-    trainer = loss.trainer(
-        model=loss.model,
-        args=arguments,
-        train_dataset=_dataset(batches_SB.ravel()),
-        eval_dataset=_dataset(held_out_E) if len(held_out_E) else None,
-        loss=loss,
-        data_collator=loss.trainer.data_collator_class(None),
-        callbacks=[*stopping, *callbacks],
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.options, trainer.planned = options, planned
-    return trainer
-
-
-def _dataset(examples_E: IntArray) -> Dataset:
-    return Dataset(pa.table({"label": examples_E}))
-
-
-def _in_order(dataset: Dataset, batch_size: int, drop_last: bool, **_: Any) -> DefaultBatchSampler:
-    return DefaultBatchSampler(SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
+    return TrainerState()

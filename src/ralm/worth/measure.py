@@ -78,7 +78,7 @@ class Meter:
 
     def _first(self, unit: Unit, examples: Sequence[Example]) -> list[int]:
         """Return the first passage of each example that shares none of its runs of words."""
-        hits = find_candidates(examples, unit.queries, self.retriever, self.passages, 1, exclude=True)
+        hits = find_candidates(examples, unit.queries, self.retriever, self.passages, 1)
         numbers_E: list[int] = hits.numbers_QK[:, 0].tolist()
         return numbers_E
 
