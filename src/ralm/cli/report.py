@@ -56,7 +56,8 @@ def report_command(
         from ralm.cli.results import print_comparison
 
         compared = ralm.compare_runs(runs)
-        flags.TableOutput(compared.as_json, partial(print_comparison, compared, "run")).print(json=json, latex=latex)
+        printed = replace(compared, names=[run.name for run in runs])
+        flags.TableOutput(compared.as_json, partial(print_comparison, printed, "run")).print(json=json, latex=latex)
         return
 
     from ralm.answering.report import report_of_answers

@@ -107,7 +107,7 @@ def print_comparison(compared: Comparison, heading: str) -> None:
             change = compared.changes[measure].get(place)
             changed = "" if change is None else with_interval(change, change_form)
             label = measure.replace("_", " ") if place == min(columns) else ""
-            rows.append([label, one_line(Path(compared.names[place]).name), figure, changed])
+            rows.append([label, one_line(compared.names[place]), figure, changed])
     others = ["change from the first"] if len(compared.names) > 1 else []
     print_table(["", heading, "", *others], [row[: 3 + len(others)] for row in rows], pad_edge=False)
     if "change" in compared.columns:
