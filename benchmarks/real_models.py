@@ -22,9 +22,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.held_out_texts import DOCUMENT
 from benchmarks.real_rows import (
     CHOICE_ORDERS,
+    DOCUMENT,
     MIXER_ORDERS,
     QUESTION_ORDERS,
     SCALES,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from benchmarks.dense import minilm
-from benchmarks.held_out_texts import MEDQUAD, text_of
+from benchmarks.held_out_texts import MEDQUAD, beginning
 from benchmarks.question_answering import DATA, FIRST_TOKENS, WHOLE, QuestionSet, sets
 from ralm.answering.questions import Question
 from ralm.corpus.sources import read_documents
@@ -29,6 +29,8 @@ from ralm.retrieval.retrieval_file import RetrievedPassage
 _Item = TypeVar("_Item")
 
 INPUTS: Final = Path("inputs")
+DOCUMENT: Final = "^= .* =$"
+"""The line that begins a document, for `ralm report --documents`."""
 TEXTS: Final = ("python", "medquad", "britannica")
 QUESTIONS: Final = ("popqa", "nq_oracle", "xquad")
 _MIXED: Final = "nq_oracle"
@@ -170,7 +172,9 @@ def prepare(scale: Scale) -> Iterator[tuple[str, tuple[str, ...]]]:
         if not text.exists():
             rest, held_out = _split(name, scale)
             _write_lines(corpus, (asdict(one) for one in rest))
-            text.write_text(text_of(_spread(held_out, scale.documents), scale.words), encoding="utf-8")
+            chosen = _spread(held_out, scale.documents)
+            parts = (f"= {one.title} =\n{beginning(one.text, scale.words)}" for one in chosen)
+            text.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
         index = ("index", str(corpus), "--words", str(scale.passage_words), "--fields", "metadata=")
         yield str(INPUTS / name), index
         if name == _CLEANED:

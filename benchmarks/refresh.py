@@ -2,10 +2,10 @@
 
     python -m benchmarks.refresh TEXT OUT [--steps 160] [--refresh-every 20]
 
-The corpus is every fourth document of MedQuAD, which must be beside the checkout; TEXT is `shared-test.txt` of
+The corpus is every fourth document of MedQuAD, which must be beside the checkout; TEXT is `shared-test.jsonl` of
 `benchmarks.held_out_texts`. The encoder is the first two of the six layers of MiniLM: it has much to learn, so its
 vectors change fast. Both trainings run at once, each on a thread. Then both encode all passages again, and `ralm
-compare` compares what they find with what the encoder found before, as the first passage and as an ensemble of ten.
+report` compares what they find with what the encoder found before, as the first passage and as an ensemble of ten.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 from benchmarks.dense import minilm
-from benchmarks.held_out_texts import DOCUMENT, MEDQUAD
+from benchmarks.held_out_texts import MEDQUAD
 
 LAYERS = 2
 MOST_TOKENS = 128
@@ -93,7 +93,7 @@ def main() -> None:
             vectors = [] if name == "before" else ["--retriever", f"dense:vectors={name}-encoder"]
             ended([started("eval", args.text, "--index", out / name, *read, *vectors, "--out", run)])
         print(f"\n{reader}", flush=True)
-        ended([started("report", runs["stale"], runs["before"], runs["refreshed"], "--documents", DOCUMENT)])
+        ended([started("report", runs["stale"], runs["before"], runs["refreshed"])])
 
 
 if __name__ == "__main__":
