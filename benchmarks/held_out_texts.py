@@ -2,15 +2,16 @@
 
     python -m benchmarks.held_out_texts FOLDER
 
-Writes FOLDER/NAME-dev.txt and FOLDER/NAME-test.txt for three sets of held-out documents: `demo` (Python's
+Writes FOLDER/NAME-dev.jsonl and FOLDER/NAME-test.jsonl for three sets of held-out documents: `demo` (Python's
 documentation), `shared` and `other` (MedQuAD, topics that its corpus shares, and others). Every second document is for
-development, where temperatures are chosen; the others are for the test. Of each document the first 50 words are
-taken, so that intervals come from many documents, under a line `= Title =`. MedQuAD must be beside the checkout.
+development, where temperatures are chosen; the others are for the test. Each line has the title and the first 50 words
+of a document, so that intervals come from many documents. MedQuAD must be beside the checkout.
 """
 
+import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,10 @@ from ralm.demo.documentation import split_held_out, standard_library_documentati
 from ralm.records import Document
 
 MEDQUAD = Path(__file__).parents[2] / "shared" / "data" / "medquad"
-DOCUMENT = "^= .* =$"
-"""The line that begins a document, for `ralm report --documents`."""
 _WORDS = 50
 _WORD = re.compile(r"\s*\S+")
 _MOST = 40
-"""The most documents of a text."""
+"""The most documents of a file."""
 
 
 def sets() -> Iterator[tuple[str, Sequence[Document]]]:
@@ -35,11 +34,9 @@ def sets() -> Iterator[tuple[str, Sequence[Document]]]:
     yield "other", list(read_documents(str(MEDQUAD / "heldout_other_topics.jsonl")))
 
 
-def text_of(documents: Iterable[Document], words: int = _WORDS) -> str:
-    """The first `words` words of documents, each under its title."""
-    return (
-        "\n\n".join(f"= {one.title} =\n{''.join(_WORD.findall(one.text)[:words]).strip()}" for one in documents) + "\n"
-    )
+def beginning(text: str, words: int = _WORDS) -> str:
+    """The first `words` words of a text, with the white space between them."""
+    return "".join(_WORD.findall(text)[:words]).strip()
 
 
 def main(folder: Path) -> None:
@@ -47,9 +44,10 @@ def main(folder: Path) -> None:
     for name, documents in sets():
         order = np.random.default_rng(0).permutation(len(documents)).tolist()
         for half, places in (("dev", order[::2]), ("test", order[1::2])):
-            text = text_of(documents[place] for place in places[:_MOST])
-            (folder / f"{name}-{half}.txt").write_text(text, encoding="utf-8")
-            print(f"{name}-{half}.txt: {len(places[:_MOST])} documents, {len(text.split()):,} words")
+            texts = [f"{documents[place].title}\n{beginning(documents[place].text)}" for place in places[:_MOST]]
+            lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+            (folder / f"{name}-{half}.jsonl").write_text("".join(lines), encoding="utf-8")
+            print(f"{name}-{half}.jsonl: {len(texts)} documents, {sum(len(text.split()) for text in texts):,} words")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from benchmarks.dense import minilm
 from ralm.answering.evaluation import AnswerEvaluation, evaluate_questions
@@ -34,7 +34,7 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retrieval_file import RetrievedPassage
-from ralm.retrieval.retriever import RetrieverOptions
+from ralm.retrieval.retriever import RETRIEVERS, RetrieverOptions
 
 DATA: Final = Path(__file__).parents[2] / "shared" / "data"
 PROMPT: Final = open_prompt("in-context-ralm")
@@ -80,7 +80,7 @@ def _with_gold(file: Path, corpus: Sequence[Document]) -> Iterator[Question]:
 def sources(asked: QuestionSet, folder: Path, encoder: str) -> Iterator[tuple[str, QuestionSource | FromRetriever]]:
     """Where passages come from, by name."""
     index = _index(asked, folder, encoder)
-    for name in get_args(str):
+    for name in RETRIEVERS.records:
         options = RetrieverOptions(retriever=name)
         yield name, FromRetriever.of_index(index, options)
     if all(one.passages for one in asked.questions):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from benchmarks.dense import minilm
-from benchmarks.held_out_texts import MEDQUAD, text_of
+from benchmarks.held_out_texts import MEDQUAD, beginning
 from benchmarks.question_answering import DATA, FIRST_TOKENS, WHOLE, QuestionSet, sets
 from ralm.answering.questions import Question
 from ralm.corpus.sources import read_documents
@@ -170,7 +170,11 @@ def prepare(scale: Scale) -> Iterator[tuple[str, tuple[str, ...]]]:
         if not text.exists():
             rest, held_out = _split(name, scale)
             _write_lines(corpus, (asdict(one) for one in rest))
-            _write_lines(text, ({"text": text_of([one], scale.words)} for one in _spread(held_out, scale.documents)))
+            chosen = _spread(held_out, scale.documents)
+            texts = (f"= {one.title} =
+{beginning(one.text, scale.words)}
+" for one in chosen)
+            _write_lines(text, ({"text": one} for one in texts))
         index = ("index", str(corpus), "--words", str(scale.passage_words), "--fields", "metadata=")
         yield str(INPUTS / name), index
         if name == _CLEANED:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.refresh TEXT OUT [--steps 160] [--refresh-every 20]
 
-The corpus is every fourth document of MedQuAD, which must be beside the checkout; TEXT is `shared-test.txt` of
+The corpus is every fourth document of MedQuAD, which must be beside the checkout; TEXT is `shared-test.jsonl` of
 `benchmarks.held_out_texts`. The encoder is the first two of the six layers of MiniLM: it has much to learn, so its
 vectors change fast. Both trainings run at once, each on a thread. Then both encode all passages again, and `ralm
-compare` compares what they find with what the encoder found before, as the first passage and as an ensemble of ten.
+report` compares what they find with what the encoder found before, as the first passage and as an ensemble of ten.
 """
 
 import argparse

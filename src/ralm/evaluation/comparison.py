@@ -24,9 +24,9 @@ class Column:
 
     @property
     def figure(self) -> Estimate:
-        """The figure of the run."""
+        """The figure of the run; that of a change has a p-value."""
         if self.base is None:
-            return estimate(self.units, self.statistic)
+            return replace(estimate(self.units, self.statistic), p_value=None)
         return compare(self.units, self.base, self.statistic)
 
     def change_from(self, other: "Column") -> Estimate:

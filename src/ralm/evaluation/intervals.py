@@ -101,16 +101,16 @@ class Estimate:
         return None if self.low is None or self.high is None else [self.low, self.high]
 
     def fields(self, name: str) -> dict[str, JsonValue]:
-        """Return the figure under a name, and the ends beside it; nothing without units."""
-        return {name: self.value, f"{name}_interval": self.as_json()["interval"]} if self.units else {}
+        """Return the figure under a name, and beside it the ends, and the p-value of a change; nothing without units."""
+        if not self.units:
+            return {}
+        p_value: dict[str, JsonValue] = {} if self.p_value is None else {f"{name}_p_value": self.p_value}
+        ends: JsonValue = None if self.ends is None else [*self.ends]
+        return {name: self.value, f"{name}_interval": ends, **p_value}
 
     def columns(self, name: str) -> dict[str, JsonValue]:
         """Return the figure and the ends as columns of a table."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
-
-    def as_json(self) -> dict[str, JsonValue]:
-        """Return the figure and the ends."""
-        return {"mean": self.value, "interval": None if self.ends is None else [*self.ends]}
 
     def times(self, factor: float) -> "Estimate":
         """Return the estimate of the figure times a factor."""
@@ -141,7 +141,10 @@ def estimate(units: Units, statistic: Statistic) -> Estimate:
     if statistic == "share":
         return _share(units)
     figure = np.exp if statistic == "perplexity" else np.array
-    return _student(units.mean, units.deviations_U, abs(units.mean), figure)
+    found = _student(units.mean, units.deviations_U, abs(units.mean), figure)
+    if statistic == "fraction" and found.low is not None and found.high is not None:
+        return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
+    return found
 
 
 def compare(units: Units, base: Units, statistic: Statistic) -> Estimate:
