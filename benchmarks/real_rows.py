@@ -171,9 +171,7 @@ def prepare(scale: Scale) -> Iterator[tuple[str, tuple[str, ...]]]:
             rest, held_out = _split(name, scale)
             _write_lines(corpus, (asdict(one) for one in rest))
             chosen = _spread(held_out, scale.documents)
-            texts = (f"= {one.title} =
-{beginning(one.text, scale.words)}
-" for one in chosen)
+            texts = (f"= {one.title} =\n{beginning(one.text, scale.words)}\n" for one in chosen)
             _write_lines(text, ({"text": one} for one in texts))
         index = ("index", str(corpus), "--words", str(scale.passage_words), "--fields", "metadata=")
         yield str(INPUTS / name), index

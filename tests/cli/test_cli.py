@@ -104,7 +104,7 @@ def test_eval_prints_one_object_and_nothing_else(evaluate: list[object]) -> None
     result = printed(*evaluate, "--baseline")
     measures = ["tokens", "words", "bytes", "nll", "unknown_tokens", "token_perplexity", "word_perplexity"]
     measures += ["bits_per_byte", "seconds"]
-    assert list(result) == [*measures, "config", "read", "baseline", "gain", "change", "change_interval"]
+    assert list(result) == [*measures, "read", "baseline", "gain", "change", "change_interval", "config"]
     assert list(result["baseline"]) == measures
     assert (result["tokens"], result["words"]) == (len(TEXT) - 1, len(TEXT.split()))
     assert result["nll"] != result["baseline"]["nll"]

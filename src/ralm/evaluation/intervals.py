@@ -101,7 +101,7 @@ class Estimate:
         return None if self.low is None or self.high is None else [self.low, self.high]
 
     def fields(self, name: str) -> dict[str, JsonValue]:
-        """Return the figure under a name, and beside it the ends, and the p-value of a change; nothing without units."""
+        """Return the figure under a name, beside it the ends, and its p-value if it has one; nothing without units."""
         if not self.units:
             return {}
         p_value: dict[str, JsonValue] = {} if self.p_value is None else {f"{name}_p_value": self.p_value}
