@@ -77,8 +77,8 @@ def print_line(text: str = "") -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_edge: bool = True) -> None:
-    """Print a table with the numbers of all columns but the first on the right. In a narrow terminal cells are wrapped,
-    never cut."""
+    """Print a table with the numbers of all columns but the first on the right. In a narrow terminal intervals stand
+    below their figures, and cells are wrapped, never cut."""
     if _latex.get():
         body = [" & ".join(map(_in_latex, row)) + r" \\" for row in (headings, *rows)]
         columns = "l" + "r" * (len(headings) - 1)
@@ -95,8 +95,9 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_e
     table.add_column(first, overflow="fold", min_width=min(widths[0], _LABEL) if is_narrow else None)
     for heading in others:
         table.add_column(heading, justify="right", no_wrap=not is_narrow, overflow="fold")
-    for row in cells:
-        table.add_row(*row)
+    for first_cell, *numbers in cells:
+        shown = [Text(cell.plain.replace(" (", "\n(")) for cell in numbers] if is_narrow else numbers
+        table.add_row(first_cell, *shown)
     console.print(table)
 
 

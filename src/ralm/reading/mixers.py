@@ -54,8 +54,8 @@ class PosteriorWeights(Part):
 
     named: ClassVar = ("mixer", "posterior")
 
-    eta: Annotated[float, Option("Weight of the evidence.", maximum=100)] = 0.7
-    decay: Annotated[float, Option("Evidence so many tokens ago counts 1/e.", minimum=0.1, maximum=1e6)] = 8.0
+    eta: Annotated[float, Option("Weight of the evidence.", maximum=100)] = 1.0
+    decay: Annotated[float, Option("Evidence so many tokens ago counts 1/e.", minimum=0.1, maximum=1e6)] = 4.0
     evidence: Annotated[int, Option("Tokens before each target that are evidence.", maximum=1024)] = 32
 
     def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:

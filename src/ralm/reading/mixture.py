@@ -31,7 +31,7 @@ def similarity_log_weights(scores_K: DoubleArray | FloatArray, temperature: floa
 
 
 def posterior_log_weights(
-    log_probs_KT: DoubleArray | FloatArray, log_weights_K: DoubleArray, eta: float = 0.7, decay: float = 8.0
+    log_probs_KT: DoubleArray | FloatArray, log_weights_K: DoubleArray, eta: float = 1.0, decay: float = 4.0
 ) -> DoubleArray:
     """Return weights that follow how well each document has predicted the text so far.
 
