@@ -72,12 +72,17 @@ class Line(ExampleLoss):
         self.begun += 1
 
 
-def trained(out: Path, options: TrainingOptions = OPTIONS, force: bool = False, **line: Any) -> tuple[Line, Trained]:
+def trained(
+    out: Path,
+    options: TrainingOptions = OPTIONS,
+    force: bool = False,
+    held_out_E: IntArray = HELD_OUT_E,
+    **line: Any,
+) -> tuple[Line, Trained]:
     with own_randomness(options.seed):
         student = Line(**line)
-        return student, train(
-            student, out, KIND, {"steps": options.steps}, TRAINING_E, HELD_OUT_E, options, force=force
-        )
+        config = {"steps": options.steps}
+        return student, train(student, out, KIND, config, TRAINING_E, held_out_E, options, force=force)
 
 
 def held_out_loss(result: Trained, step: int) -> float:
@@ -164,41 +169,39 @@ def test_it_stops_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
         assert float(student.losses(HELD_OUT_E).mean()) == pytest.approx(best)
 
 
-def test_a_budget_plans_fewer_steps_that_a_killed_training_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_a_budget_ends_a_training_whose_schedule_stays(
+    evaluates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three steps and an evaluation take a second each; the beginning and every fifth step are evaluated: ten fit."""
-    options = replace(OPTIONS, budget=8.5 / 60, evaluate_every=5)
-    seconds = itertools.count()
-    monkeypatch.setattr("ralm.training.run.time.perf_counter", lambda: float(next(seconds)))
-    _, result = trained(tmp_path / "whole", options)
-    assert (result.steps, result.planned_steps) == (10, 10)
-    assert result.losses[-1]["learning_rate"] == pytest.approx(0.1 / 9)
-    assert read_manifest(tmp_path / "whole", kind=KIND).settings["results"] == {"planned_steps": 10}
+    """A step takes a second: ten and a half end it after step 11, without or between evaluations."""
+    held_out_E = HELD_OUT_E if evaluates else HELD_OUT_E[:0]
+    monkeypatch.setattr("ralm.training.trainer.monotonic", itertools.count().__next__)
+    sentence = (
+        r"the budget of 0\.175 minutes ended the training at step 11 of 30, where the learning rate was 74% of its "
+        "peak, not 0: give `steps` 11 to plan for it"
+    )
+    with pytest.warns(RalmWarning, match=sentence):
+        _, result = trained(tmp_path / "out", replace(OPTIONS, budget=10.5 / 60), held_out_E=held_out_E)
+    assert result.steps == 11
+    assert result.losses[-1]["step"] == 11
+    _, unbounded = trained(tmp_path / "unbounded", held_out_E=held_out_E)
+    assert result.losses[:-1] == unbounded.losses[: len(result.losses) - 1]
+    if evaluates:
+        assert held_out_loss(result, result.best_step) == min(row["held_out_loss"] for row in result.losses)
+    else:
+        assert result.best_step == 11
+
+
+def test_the_time_of_a_budget_counts_from_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is time for 20 steps: 16 before it was stopped, and the 14 others after it."""
+    options = replace(OPTIONS, budget=20.5 / 60)
+    monkeypatch.setattr("ralm.training.trainer.monotonic", itertools.count().__next__)
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "killed", options, stop=3 + 7)
-    monkeypatch.setattr("ralm.training.run.time.perf_counter", lambda: 0.0)
-    _, again = trained(tmp_path / "killed", options)
-    assert again.losses == result.losses
-    _, unbounded = trained(tmp_path / "unbounded", replace(options, budget=0))
-    assert (unbounded.steps, unbounded.planned_steps) == (30, 30)
-
-
-def test_a_budget_that_has_no_room_for_one_step_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = itertools.count(step=90.0)
-    monkeypatch.setattr("ralm.training.run.time.perf_counter", lambda: next(seconds))
-    with pytest.raises(
-        UsageError, match=r"`budget` 1 minutes has no room for one step, which takes 30\.9 seconds, after the 3"
-    ):
-        trained(tmp_path / "out", replace(OPTIONS, budget=1.0, evaluate_every=100))
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_trial_of_a_budget_leaves_no_trace(tmp_path: Path) -> None:
-    """Where all steps fit, weights are those of a training without budget."""
-    bounded, _ = trained(tmp_path / "bounded", replace(OPTIONS, budget=100))
-    unbounded, _ = trained(tmp_path / "unbounded")
-    assert bounded.weights() == unbounded.weights()
+        trained(tmp_path / "out", options, stop=17)
+    resumed, result = trained(tmp_path / "out", options)
+    whole, _ = trained(tmp_path / "whole")
+    assert result.steps == 30
+    assert resumed.weights() == whole.weights()
 
 
 def test_a_training_that_does_not_help_is_reported(tmp_path: Path) -> None:

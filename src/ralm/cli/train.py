@@ -1,6 +1,5 @@
 """`ralm signals` scores retrieved passages with a language model; `ralm train` trains small models on the scores."""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ from ralm.training.options import (
     QueryEncoderOptions,
     RerankerOptions,
     RetrieverTrainingOptions,
-    Trained,
     TrainingOptions,
 )
 
@@ -53,20 +51,7 @@ def reranker_command(
     from ralm.cli.results import print_reranker
 
     trained = ralm.train_reranker(signals, out, init, training, reading, index=index, force=force)
-    return Output(partial(_as_json, "reranker", trained), partial(_print, training, trained, print_reranker))
-
-
-def _print(training: TrainingOptions, trained: Trained, print_rest: Callable[..., None], *said: str) -> None:
-    """Print the outcome of a training, and what its budget did to its schedule."""
-    from ralm.cli.output import print_line
-
-    print_rest(trained, *said)
-    if trained.planned_steps < training.steps:
-        print_line(
-            f"--budget {training.budget:g}: {trained.planned_steps:,} instead of {training.steps:,} steps were "
-            f"planned, so the learning rate is highest ({training.learning_rate:g}) after "
-            f"{round(training.warmup * trained.planned_steps):,}, and 0 after the last one"
-        )
+    return Output(partial(_as_json, "reranker", trained), partial(print_reranker, trained))
 
 
 def _as_json(name: str, trained: Any) -> dict[str, JsonValue]:
@@ -148,9 +133,7 @@ def retriever_command(
         trained = ralm.train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
         what, before = "encoders", "the vectors that the training began with"
         use = f"search {index} with --retriever dense:vectors={out.resolve().name}"
-    return Output(
-        partial(_as_json, "retriever", trained), partial(_print, training, trained, print_retriever, what, before, use)
-    )
+    return Output(partial(_as_json, "retriever", trained), partial(print_retriever, trained, what, before, use))
 
 
 def signals_command(

@@ -30,15 +30,15 @@ class TrainingOptions:
     """How a small model is trained.
 
     The learning rate rises to its peak over the share `warmup` of the steps and falls to 0 at the last one. A training
-    repeats bit for bit on a CPU with as many threads, unless `budget` is set: the time of a few steps, which are tried
-    first, then decides how many are planned. Weights are float32 whatever the `precision`; bfloat16 is much slower on
-    CPUs without instructions for it. Raises UsageError if a value is out of range.
+    repeats bit for bit on a CPU with as many threads, unless `budget` ends it. Weights are float32 whatever the
+    `precision`; bfloat16 is much slower on CPUs without instructions for it. Raises UsageError if a value is out of
+    range.
     """
 
     steps: Annotated[int, Option("Most optimiser steps.")] = 10_000
     budget: Annotated[
         float,
-        Option("Minutes for all steps and evaluations: fewer are planned if `steps` would not fit; 0: no limit."),
+        Option("Minutes of each call after which the training ends; `steps` still plans learning rates. 0: no limit."),
     ] = 0.0
     batch: Annotated[int, Option("Examples per step.")] = 32
     learning_rate: Annotated[float, Option("Peak learning rate.", above=True)] = 1e-5
@@ -222,14 +222,12 @@ class CandidateOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The outcome of a training, written to the folder `out`: `steps` were done, of `planned_steps` by which learning
-    rates rose and fell, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
-    losses.csv. `held_out`: what the training gained on held-out documents, by `encoder_gains` or `reranker_gains` of
-    `ralm.training.gains`; None if too few were held out."""
+    """The outcome of a training, written to the folder `out`: `steps` were done, and the weights after `best_step` were
+    kept. `losses`: a row for each evaluation, as in losses.csv. `held_out`: what the training gained on held-out
+    documents, by `encoder_gains` or `reranker_gains` of `ralm.training.gains`; None if too few were held out."""
 
     out: Path
     steps: int
     best_step: int
     losses: Sequence[dict[str, Any]]
-    planned_steps: int
     held_out: dict[str, Any] | None = None

@@ -6,11 +6,13 @@ Letters of shapes: E all examples, B those of a batch, S steps.
 """
 
 import logging
+import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, ClassVar, Final
 
 import torch
@@ -151,12 +153,15 @@ class RerankerTrainer(_ExampleTrainer, CrossEncoderTrainer):  # type: ignore[mis
 
 
 class Steps(TrainerCallback):  # type: ignore[misc]
-    """Follows the steps of a training: the loss prepares each batch, and no gradient is applied that is not finite."""
+    """Follows the steps of a training, at most `budget` minutes (0: no limit): the loss prepares each batch, and no
+    gradient is applied that is not finite."""
 
-    def __init__(self, loss: ExampleLoss, batches_SB: IntArray, advance: Advance) -> None:
+    def __init__(self, loss: ExampleLoss, batches_SB: IntArray, advance: Advance, budget: float) -> None:
         self._loss = loss
         self._batches_SB = batches_SB
         self._advance = advance
+        self._end = monotonic() + 60 * budget if budget else math.inf
+        self.is_out_of_time = False
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Find the best checkpoint again, also if the folder was moved."""
@@ -176,9 +181,13 @@ class Steps(TrainerCallback):  # type: ignore[misc]
             raise NotFiniteError(f"the gradient of a batch of {len(batch_B)} that begins with {first} is not finite")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Record the losses of the last steps too, which not every version of transformers does."""
+        """End the training when the time is over. Record the losses of the last steps too, which not every version of
+        transformers does."""
         self._advance()
-        if state.global_step >= state.max_steps:
+        self.is_out_of_time = state.global_step < state.max_steps and monotonic() >= self._end
+        if self.is_out_of_time:
+            control.should_training_stop = control.should_save = True
+        if self.is_out_of_time or state.global_step >= state.max_steps:
             control.should_log = True
             control.should_evaluate = args.eval_strategy != IntervalStrategy.NO
 
