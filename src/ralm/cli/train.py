@@ -10,7 +10,7 @@ from pydantic import JsonValue
 import ralm
 from ralm.cli import options
 from ralm.cli.flags import Given, Output
-from ralm.cli.models import encoding_on, open_model
+from ralm.cli.models import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
@@ -93,13 +93,6 @@ def retriever_command(
     model: Annotated[ModelOptions, replace(LM_ARGS, needs=_FROM_TEXT)],
     fields: Annotated[Fields, replace(options.FIELDS, needs=_FROM_TEXT)],
     skip_bad: Annotated[bool, replace(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
-    ray: Annotated[
-        str | None,
-        Option(
-            "Encode passages on the Ray cluster at this address, HOST:PORT or auto; training stays on this machine.",
-            needs=_FROM_TEXT,
-        ),
-    ] = None,
     force: options.Force = False,
 ) -> Output:
     """Train a retriever to find the passages that help the language model (REPLUG LSR).
@@ -126,11 +119,10 @@ def retriever_command(
         if model.device != "auto":
             raise UsageError("the model runs where the training does: give `device`, and leave it out of `model`.")
         model.check_effect(lm)
-        ahead = encoding_on(ray, training.device)
         opened = ralm.open_index(index)
         scoring = open_model(lm, replace(model, device=training.device))
         examples = ralm.OnlineExamples(sources, opened, scoring, sampled, candidates, fields=fields, skip_bad=skip_bad)
-        trained = ralm.train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
+        trained = ralm.train_retriever(examples, opened, out, both, training, force=force)
         what, before = "encoders", "the vectors that the training began with"
         use = f"search {index} with --retriever dense:vectors={out.resolve().name}"
     return Output(partial(_as_json, "retriever", trained), partial(print_retriever, trained, what, before, use))

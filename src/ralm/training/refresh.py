@@ -18,7 +18,6 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import VECTORS, load_encoder, trained_options
 from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.index import Index
-from ralm.retrieval.vectors import RemoteEncoding
 from ralm.storage.atomic import storage_errors, sync, sync_one
 from ralm.terminal import no_progress
 from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
@@ -28,23 +27,16 @@ _logger = logging.getLogger(__name__)
 
 class Refresh(TrainerCallback):  # type: ignore[misc]
     """Encodes the passages again every so many steps, at a checkpoint, so that a training that resumes has the weights
-    of the version. `retriever` searches the last vectors, at first those that the index has; `ahead` may encode
-    passages on other machines."""
+    of the version. `retriever` searches the last vectors, at first those that the index has."""
 
     def __init__(
-        self,
-        encoder: SentenceEncoder,
-        index: Index,
-        options: RetrieverTrainingOptions,
-        training: TrainingOptions,
-        ahead: RemoteEncoding | None = None,
+        self, encoder: SentenceEncoder, index: Index, options: RetrieverTrainingOptions, training: TrainingOptions
     ) -> None:
         self.retriever: Retriever = index.dense(vectors=options.vectors, encoder=encoder)
         self._encoder = encoder
         self._index = index
         self._vectors = options.vectors
         self._device = training.device
-        self._ahead = ahead
         checkpoints = -(-(options.refresh_every or 0) // training.evaluate_every)
         self._every = checkpoints * training.evaluate_every
         """Steps between versions; 0: the passages are never encoded again."""
@@ -83,9 +75,8 @@ class Refresh(TrainerCallback):  # type: ignore[misc]
             self._encoder.save(encoders)
             like = trained_options(encoders, self._index.encoder_options(self._vectors))
             encoder = load_encoder(like, device=self._device)
-            before = self._ahead(self._index, encoder, chunks) if self._ahead else 0
             stored = self._index.vector_sets.get(self._vectors, self._index.path).options
-            encode_passages(self._index.passages, partial, chunks, encoder, stored, before=before)
+            encode_passages(self._index.passages, partial, chunks, encoder, stored)
             sync(partial)
             partial.rename(version)
             sync_one(self._work)

@@ -17,7 +17,7 @@ from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR, is_trained, load_encoder, trained_options
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import VectorSet
-from ralm.retrieval.vectors import RemoteEncoding, add_vectors, check_can_add
+from ralm.retrieval.vectors import add_vectors, check_can_add
 from ralm.storage.outputs import check_output, recover
 from ralm.training.gains import ReadCandidates, encoder_gains
 from ralm.training.options import (
@@ -121,15 +121,13 @@ def train_retriever(
     training: TrainingOptions = REPLUG,
     *,
     force: bool = False,
-    ahead: RemoteEncoding | None = None,
 ) -> Trained:
     """Train the encoders of an index on examples that a language model scores on the way, and write their folder. Then
     encode the passages of the index with them, as a set of vectors that is not the default.
 
     The folder loads with sentence-transformers. If the index has a pair of encoders, it is that of queries, and
     `passages` in it is that of passages. A killed training resumes when this is called again with the same arguments,
-    unless with `force` also if it was killed while it made the new vectors. `ahead` may encode passages before this
-    machine would.
+    unless with `force` also if it was killed while it made the new vectors.
 
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index has no vectors, or a
     training with other settings was begun there; FolderError if the encoders are not those that made the vectors;
@@ -156,7 +154,7 @@ def train_retriever(
 
     with own_randomness(training.seed):
         encoder = SentenceEncoder(named, device=training.device)
-        refresh = Refresh(encoder, index, options, training, ahead)
+        refresh = Refresh(encoder, index, options, training)
         encoded_by, own = chosen.passage_fingerprint, encoder.config["passage_fingerprint"]
         if encoded_by not in (None, own):
             raise FolderError(
@@ -171,7 +169,7 @@ def train_retriever(
         else:
             loss = EncodersLoss(encoder, examples, index, refresh, options)
             trained = train(loss, out, ENCODER_KIND, config, training_E, development_E, training, force=force)
-    add_vectors(index.path, tuned(), chosen.options, name=name, default=False, force=force, ahead=ahead)
+    add_vectors(index.path, tuned(), chosen.options, name=name, default=False, force=force)
     gains = None
     if len(tested_E):
         read_E = np.concatenate([development_E, tested_E])
