@@ -1,10 +1,9 @@
-"""What all trainings share: exact resume, early stopping, whole checkpoints, one training a folder."""
+"""What all trainings share: exact resume, early stopping, checkpoints, one training a folder."""
 
 import errno
 import itertools
 import json
 import logging
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ import numpy as np
 import pyarrow.csv
 import pytest
 import torch
+from transformers import TrainerState
 
-from ralm.errors import DamagedFolderError, FolderExistsError, ModelError, RalmWarning, StorageError, UsageError
+from ralm.errors import FolderExistsError, ModelError, RalmWarning, StorageError, UsageError
 from ralm.records import IntArray
 from ralm.runs.resume import unfinished_run
-from ralm.storage.manifest import Manifest, read_manifest, write_manifest
+from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import FolderKind
-from ralm.training import run, trainer
+from ralm.training import run
 from ralm.training.options import Trained, TrainingOptions
 from ralm.training.run import LOSSES, own_randomness, reading_order, train
 from ralm.training.trainer import EncoderTrainer, ExampleLoss
@@ -81,8 +81,9 @@ def trained(
 ) -> tuple[Line, Trained]:
     with own_randomness(options.seed):
         student = Line(**line)
-        config = {"steps": options.steps}
-        return student, train(student, out, KIND, config, TRAINING_E, held_out_E, options, force=force)
+        return student, train(
+            student, out, KIND, {"steps": options.steps}, TRAINING_E, held_out_E, options, force=force
+        )
 
 
 def held_out_loss(result: Trained, step: int) -> float:
@@ -253,25 +254,17 @@ def test_another_gpu_than_the_first_is_one_sentence(tmp_path: Path, monkeypatch:
 def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    save = TrainerState.save_to_json
 
-    kept: list[int] = []
-    write = write_manifest
-
-    def save(folder: Path, **what: Any) -> Manifest:
-        if folder.name == "checkpoint-12":
-            monkeypatch.setattr("ralm.storage.atomic.os.fsync", full)
-        kept.append(what["counts"]["step"])
-        return write(folder, **what)
+    def full(state: TrainerState, file: str) -> None:
+        if state.global_step == 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(state, file)
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, "write_manifest", save)
+        patched.setattr(TrainerState, "save_to_json", full)
         with pytest.raises(StorageError, match="no space left on the disk while writing .*checkpoint-12"):
             trained(tmp_path / "out")
-    monkeypatch.undo()
-    assert kept == [4, 8, 12]
-    assert not (tmp_path / "out.unfinished" / "checkpoint-12").exists()
     same_weights_as_undisturbed(tmp_path)
 
 
@@ -287,38 +280,19 @@ def test_a_disk_that_is_full_while_torch_writes_is_one_sentence(
             StorageError, match=r"checkpoint-4 cannot be written \(PytorchStreamWriter failed .*\): free"
         ):
             trained(tmp_path / "out")
-    assert not list(tmp_path.iterdir())
+    same_weights_as_undisturbed(tmp_path)
 
 
-def test_checkpoints_are_whole_or_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One that was damaged, or not ended, is left out: the training goes on from an earlier one, to the same end."""
+def test_a_checkpoint_that_was_not_ended_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     work = tmp_path / "out.unfinished"
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path / "out", stop=14)
     kept = sorted(folder.name for folder in work.glob("checkpoint-*"))
     assert kept == ["checkpoint-12", "checkpoint-4", "checkpoint-8"]
-    shutil.copytree(work / "checkpoint-12", work / "checkpoint-16")
-    (work / "checkpoint-16" / "manifest.json").unlink()
-    damaged = work / "checkpoint-12" / "optimizer.pt"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    (work / "checkpoint-12" / "trainer_state.json").unlink()
     caplog.set_level(logging.INFO, logger="ralm")
     same_weights_as_undisturbed(tmp_path)
-    message = f"{work / 'checkpoint-12'} is damaged: an earlier checkpoint is used, or the training begins again."
-    assert message in caplog.messages
     assert "resuming a training that was stopped: 8 steps were done before" in caplog.messages
-    assert "checkpoint-16" not in caplog.text
-
-
-def test_best_weights_that_were_damaged_are_one_sentence(tmp_path: Path) -> None:
-    """They are not the last ones, from which the training goes on."""
-    options = TrainingOptions(steps=500, batch=6, learning_rate=0.5, evaluate_every=1, patience=3, warmup=0)
-    _, expected = trained(tmp_path / "whole", options)
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "out", options, stop=expected.best_step + 2)
-    weights = tmp_path / "out.unfinished" / f"checkpoint-{expected.best_step}" / "model.safetensors"
-    weights.write_bytes(b"nothing")
-    with pytest.raises(DamagedFolderError, match=rf"{weights.parent} is damaged: model.safetensors has 7 bytes"):
-        trained(tmp_path / "out", options)
 
 
 def test_a_training_that_was_moved_or_had_stopped_early_ends_as_an_undisturbed_one(

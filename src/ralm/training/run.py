@@ -1,6 +1,6 @@
 """Runs a training in its work folder, and writes what came of it: the model, its losses as a table, a manifest.
 
-A killed training resumes at its last checkpoint that is whole. On a CPU, with as many threads, its final weights are
+A killed training resumes at its last checkpoint. On a CPU, with as many threads, its final weights are
 bit for bit those of an undisturbed training. Letters of shapes: E all examples, B those of a batch, S steps.
 """
 

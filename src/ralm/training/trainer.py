@@ -5,12 +5,11 @@ the order of all steps; a loss reads texts and candidates itself, since these ma
 Letters of shapes: E all examples, B those of a batch, S steps.
 """
 
-import logging
 import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar, Final
@@ -24,18 +23,13 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import IntervalStrategy
 
-from ralm.errors import FolderError, StorageError, short_message
+from ralm.errors import StorageError, short_message
 from ralm.records import IntArray
-from ralm.storage.atomic import storage_errors, sync
-from ralm.storage.manifest import check_every_byte, read_manifest, write_manifest
-from ralm.storage.outputs import MANIFEST, FolderKind
+from ralm.storage.atomic import storage_errors
 from ralm.terminal import Advance
 from ralm.training.options import TrainingOptions
 
-_CHECKPOINT: Final = FolderKind("checkpoint")
 _WEIGHTS: Final = "model.safetensors"
-
-_logger = logging.getLogger(__name__)
 
 
 class NotFiniteError(Exception):
@@ -86,7 +80,7 @@ class ExampleLoss(torch.nn.Module, ABC):
 
 
 class _ExampleTrainer:
-    """What both trainers do in another way: a checkpoint has the bare weights, and is whole or not used."""
+    """What both trainers do in another way: a checkpoint has the bare weights."""
 
     loss: ExampleLoss
     options: TrainingOptions
@@ -115,21 +109,18 @@ class _ExampleTrainer:
         return stack
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint, whose manifest comes last. Raises StorageError if it cannot be written."""
+        """Write a checkpoint. Raises StorageError if it cannot be written."""
         folder = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
         try:
             with storage_errors(folder):
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
-                write_manifest(folder, kind=_CHECKPOINT, settings={}, counts={"step": self.state.global_step})
-                sync(folder)
-        except BaseException as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error):  # it does not say why it failed
-                raise StorageError(
-                    f"{folder} cannot be written ({short_message(error)}): free some space, or choose an output on "
-                    "another disk, and run it again."
-                ) from error
-            raise
+        except RuntimeError as error:
+            if "PytorchStreamWriter" not in str(error):  # which does not say why it failed
+                raise
+            raise StorageError(
+                f"{folder} cannot be written ({short_message(error)}): free some space, or choose an output on "
+                "another disk, and run it again."
+            ) from error
 
     def _save(self, output_dir: str, **_: object) -> None:
         weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.model.state_dict().items()}
@@ -140,7 +131,6 @@ class _ExampleTrainer:
         self.model.load_state_dict(load((Path(resume_from_checkpoint) / _WEIGHTS).read_bytes()))
 
     def _load_best_model(self) -> None:
-        read_manifest(Path(self.state.best_model_checkpoint), kind=_CHECKPOINT)  # DamagedFolderError if it is not whole
         self._load_from_checkpoint(self.state.best_model_checkpoint)
 
 
@@ -203,14 +193,10 @@ def checkpoint_folder(work: Path, step: int) -> Path:
 
 
 def latest_state(work: Path) -> TrainerState:
-    """The state of the trainer at the last checkpoint that is whole; a new one if there is none. Later ones are
-    removed."""
-    steps = sorted((int(folder.name.partition("-")[2]) for folder in work.glob("checkpoint-*")), reverse=True)
-    for folder in (checkpoint_folder(work, step) for step in steps):
-        if (folder / MANIFEST).exists():  # else a process was killed while it wrote it
-            with suppress(FolderError):
-                if not check_every_byte(folder):
-                    return TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
-            _logger.warning("%s is damaged: an earlier checkpoint is used, or the training begins again.", folder)
-        shutil.rmtree(folder)
+    """The state of the trainer at the last checkpoint; a new one if there is none."""
+    for step in sorted((int(folder.name.partition("-")[2]) for folder in work.glob("checkpoint-*")), reverse=True):
+        folder = checkpoint_folder(work, step)
+        if (folder / TRAINER_STATE_NAME).exists():
+            return TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+        shutil.rmtree(folder)  # it was not written to its end
     return TrainerState()
