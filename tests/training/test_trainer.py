@@ -263,7 +263,7 @@ def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_loses_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr(TrainerState, "save_to_json", full)
-        with pytest.raises(StorageError, match="no space left on the disk while writing .*checkpoint-12"):
+        with pytest.raises(StorageError, match="no space left on the disk while writing .*out.unfinished"):
             trained(tmp_path / "out")
     same_weights_as_undisturbed(tmp_path)
 
@@ -277,7 +277,8 @@ def test_a_disk_that_is_full_while_torch_writes_is_one_sentence(
     with monkeypatch.context() as patched:
         patched.setattr("torch.save", fail)
         with pytest.raises(
-            StorageError, match=r"checkpoint-4 cannot be written \(PytorchStreamWriter failed .*\): free"
+            StorageError,
+            match=r"a checkpoint in .* cannot be written \(PytorchStreamWriter failed .*\): free",
         ):
             trained(tmp_path / "out")
     same_weights_as_undisturbed(tmp_path)

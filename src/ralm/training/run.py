@@ -34,16 +34,9 @@ from ralm.training.options import Trained, TrainingOptions
 from ralm.training.trainer import ExampleLoss, NotFiniteError, Steps, checkpoint_folder, latest_state
 
 LOSSES: Final = "losses.csv"
-_LOSSES_SCHEMA: Final = pa.schema(
-    {
-        "step": pa.int64(),
-        "learning_rate": pa.float64(),
-        "training_loss": pa.float64(),
-        "held_out_loss": pa.float64(),
-    }
-)
 _COLUMNS: Final = {"learning_rate": "learning_rate", "loss": "training_loss", "eval_loss": "held_out_loss"}
-"""The columns of `LOSSES` by the names in the log of a trainer."""
+"""The columns of `LOSSES`, but for the step, by the names in the log of a trainer."""
+_LOSSES_SCHEMA: Final = pa.schema({"step": pa.int64(), **dict.fromkeys(_COLUMNS.values(), pa.float64())})
 _KEPT: Final = 3
 """Checkpoints on disk: the last two, and the best."""
 
@@ -52,8 +45,7 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def own_randomness(seed: int) -> Iterator[None]:
-    """Seed torch's random numbers, for new weights and dropout; the caller's own, of all kinds, are as before
-    afterwards."""
+    """Seed torch's random numbers, for new weights and dropout; afterwards all of the caller's are as before."""
     numbers, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 (which the trainers seed)
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -79,10 +71,8 @@ def train(
     """Train a model on examples and write its folder atomically: the model, its losses as a table, a manifest.
 
     The model ends with the weights of the lowest held-out loss, or of the last step if nothing is held out; then
-    `results` returns what the manifest says of them. A training with this `config` that was killed resumes at its last
-    checkpoint. Call this within `own_randomness`. Raises UsageError if a training with another `config` was begun
-    there, or the model is on a GPU that is not the first one; ModelError if a loss
-    is not finite. The last checkpoint stays.
+    `results` returns what the manifest says of them. Call this within `own_randomness`. Raises UsageError if a training
+    with another `config` was begun there, or the model is not on the first GPU; ModelError if a loss is not finite.
     """
     out = Path(out)
     check_output(out, kind=kind, force=force)
@@ -118,12 +108,8 @@ def read_trained(out: Path, kind: FolderKind, config: dict[str, JsonValue]) -> T
 def _outcome(out: Path, manifest: Manifest) -> Trained:
     results: Any = manifest.settings["results"]
     options = pyarrow.csv.ConvertOptions(column_types=_LOSSES_SCHEMA)
-    return Trained(
-        out=out,
-        **manifest.counts,
-        losses=pyarrow.csv.read_csv(out / LOSSES, convert_options=options).to_pylist(),
-        held_out=results.get("held_out"),
-    )
+    losses = pyarrow.csv.read_csv(out / LOSSES, convert_options=options).to_pylist()
+    return Trained(out=out, **manifest.counts, losses=losses, held_out=results.get("held_out"))
 
 
 def _losses(log: Sequence[dict[str, Any]]) -> pa.Table:
@@ -153,7 +139,7 @@ def _run(
     with quiet_loading(), progress_bar("Training", steps) as advance:
         advance(begun)
         following = Steps(loss, batches_SB, advance, options.budget)
-        trainer = _trainer(loss, work, batches_SB, held_out_E, options, following, begun)
+        trainer = _trainer(following, work, held_out_E, options, begun)
         try:
             trainer.train(str(checkpoint_folder(work, begun)) if begun else None)
         except NotFiniteError as error:
@@ -187,16 +173,9 @@ def _run(
     return state
 
 
-def _trainer(
-    loss: ExampleLoss,
-    work: Path,
-    batches_SB: IntArray,
-    held_out_E: IntArray,
-    options: TrainingOptions,
-    following: Steps,
-    begun: int,
-) -> Any:
-    """Return the trainer of these batches."""
+def _trainer(following: Steps, work: Path, held_out_E: IntArray, options: TrainingOptions, begun: int) -> Any:
+    """Return the trainer of a loss and batches."""
+    loss, batches_SB = following.loss, following.batches_SB
     steps, batch = batches_SB.shape
     part = max(size for size in range(1, loss.at_once + 1) if batch % size == 0)
     evaluates = len(held_out_E) > 0

@@ -1,8 +1,7 @@
 """Losses of numbered examples, and the trainers of sentence-transformers that lower them: encoders and cross-encoders.
 
-The trainers own optimiser, schedule, evaluation, early stopping and checkpoints. Their data are numbers of examples, in
-the order of all steps; a loss reads texts and candidates itself, since these may depend on the weights of the moment.
-Letters of shapes: E all examples, B those of a batch, S steps.
+The trainers' data are numbers of examples; a loss reads texts and candidates, which may depend on the weights. Letters
+of shapes: E all examples, B those of a batch, S steps.
 """
 
 import math
@@ -25,7 +24,6 @@ from transformers.trainer_utils import IntervalStrategy
 
 from ralm.errors import StorageError, short_message
 from ralm.records import IntArray
-from ralm.storage.atomic import storage_errors
 from ralm.terminal import Advance
 from ralm.training.options import TrainingOptions
 
@@ -98,8 +96,7 @@ class _ExampleTrainer:
         return super().compute_loss(model, *arguments, **more)  # type: ignore[misc]
 
     def compute_loss_context_manager(self) -> ExitStack:
-        """Compute large products in the precision of the options. On a CPU in bfloat16, attention is plain products:
-        the gradient of torch's fused kernel takes longer there."""
+        """Compute large products in the precision of the options; torch's fused attention is slower on CPUs then."""
         stack: ExitStack = super().compute_loss_context_manager()  # type: ignore[misc]
         if self.options.precision == "bfloat16":
             device = self.args.device.type
@@ -109,17 +106,15 @@ class _ExampleTrainer:
         return stack
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint. Raises StorageError if it cannot be written."""
-        folder = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
+        """Write a checkpoint. Raises StorageError if torch cannot write it."""
         try:
-            with storage_errors(folder):
-                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
         except RuntimeError as error:
             if "PytorchStreamWriter" not in str(error):  # which does not say why it failed
                 raise
             raise StorageError(
-                f"{folder} cannot be written ({short_message(error)}): free some space, or choose an output on "
-                "another disk, and run it again."
+                f"a checkpoint in {self.args.output_dir} cannot be written ({short_message(error)}): free some space, "
+                "or choose an output on another disk, and run it again."
             ) from error
 
     def _save(self, output_dir: str, **_: object) -> None:
@@ -147,8 +142,8 @@ class Steps(TrainerCallback):  # type: ignore[misc]
     gradient is applied that is not finite."""
 
     def __init__(self, loss: ExampleLoss, batches_SB: IntArray, advance: Advance, budget: float) -> None:
-        self._loss = loss
-        self._batches_SB = batches_SB
+        self.loss = loss
+        self.batches_SB = batches_SB
         self._advance = advance
         self._end = monotonic() + 60 * budget if budget else math.inf
         self.is_out_of_time = False
@@ -160,14 +155,14 @@ class Steps(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Prepare the batch."""
-        self._loss.begin_step(self._batches_SB[state.global_step])
+        self.loss.begin_step(self.batches_SB[state.global_step])
 
     def on_pre_optimizer_step(self, _args: Any, state: Any, _control: Any, model: Any, **_: Any) -> None:
         """Check the gradient."""
         gradients = [weights.grad for weights in model.parameters() if weights.grad is not None]
         if not torch.nn.utils.get_total_norm(gradients).isfinite():
-            batch_B = self._batches_SB[state.global_step]
-            first = self._loss.describe(int(batch_B[0]))
+            batch_B = self.batches_SB[state.global_step]
+            first = self.loss.describe(int(batch_B[0]))
             raise NotFiniteError(f"the gradient of a batch of {len(batch_B)} that begins with {first} is not finite")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
