@@ -165,9 +165,3 @@ def test_bad_input(
 def test_text_needs_a_model_and_an_index(on_text: Path, tmp_path: Path) -> None:
     answer = ralm("train", "retriever", on_text / "corpus.jsonl", "--out", tmp_path / "out")
     failed(answer, 2, "is training text: give --index and --lm too")
-
-
-def test_a_cluster_that_is_not_there_is_known_before_anything_is_trained(on_text: Path, tmp_path: Path) -> None:
-    failed(
-        train(on_text, tmp_path, tmp_path / "out", "--ray", "127.0.0.1:9"), 1, "there is no Ray cluster at 127.0.0.1:9"
-    )

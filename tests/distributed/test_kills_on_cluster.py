@@ -16,7 +16,6 @@ from ralm.retrieval.index import open_index
 from tests.cli.program import ralm
 from tests.distributed.clusters import another_node, driver, node, save_corpus
 from tests.tiny_encoders import save_tiny_bert
-from tests.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.campaign]
 KILLS = int(os.environ.get("RALM_KILLS", "1"))
@@ -117,26 +116,3 @@ def test_a_killed_command_is_run_again_and_a_killed_machine_costs_nothing_but_ti
             _, said = running.communicate(timeout=300)
         assert running.returncode == 0, said
         assert result(name, out) == expected[name]
-
-
-def test_passages_are_encoded_on_the_cluster_while_a_retriever_is_trained(
-    nodes: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoder, lm = save_tiny_bert(folder / "tuned-bert"), folder / "gpt2"
-    save_tiny_model("gpt2", lm)
-    answer = ralm("encode", folder / "index", "--encoder", encoder)
-    assert answer.status == 0, answer.err
-    monkeypatch.setattr("ralm.retrieval.dense.encoder.SentenceEncoder.encode_passages", never)
-    command = ["train", "retriever", folder / "text.txt", "--index", folder / "index", "--lm", lm]
-    command += ["--continuation-tokens", 8, "--prefix-tokens", 12, "--sequence-tokens", 24, "--query-tokens", 12]
-    command += ["--document-tokens", 24, "--candidates", 3, "--examples", 20, "--steps", 4, "--batch", 2]
-    command += ["--refresh-every", 2, "--evaluate-every", 2, "--evaluated", 4]
-    answer = ralm(*command, "--out", folder / "tuned", "--ray", nodes.address, "--json")
-    assert answer.status == 0, answer.err
-    assert json.loads(answer.out)["steps"] == 4
-    sets = open_index(folder / "index").vector_sets.sets
-    assert sets["tuned"].encoded == len(open_index(folder / "index").passages)
-
-
-def never(*_: object) -> None:
-    raise AssertionError("this is done on the cluster")

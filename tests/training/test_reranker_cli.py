@@ -73,7 +73,6 @@ def test_a_language_model_says_what_counts_beside_its_score(folder: Path) -> Non
         out=Path("r"),
         steps=2,
         best_step=1,
-        planned_steps=2,
         rank_weight=0.4,
         losses=[{"step": 1, "held_out_loss": None}],
         held_out=None,
@@ -85,14 +84,11 @@ def test_a_language_model_says_what_counts_beside_its_score(folder: Path) -> Non
 
 
 def test_a_budget_says_what_it_did_to_the_schedule(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = itertools.count()
-    monkeypatch.setattr("ralm.training.run.time.perf_counter", lambda: float(next(seconds)))
-    answer = ralm(*TRAIN, *SETTINGS, "--held-out", "0", "--budget", "0.06", "--out", "planned")
+    monkeypatch.setattr("ralm.training.trainer.monotonic", itertools.count().__next__)
+    answer = ralm(*TRAIN, *SETTINGS, "--held-out", "0", "--budget", "0.06", "--out", "ended")
     assert answer.status == 0, answer.err
-    assert (
-        "--budget 0.06: 4 instead of 8 steps were planned, so the learning rate is highest (0.01) after 0,"
-        in answer.out
-    )
+    assert "ended: reranker of step 4, after 4 steps" in answer.out
+    assert "the budget of 0.06 minutes ended the training at step 4 of 8, where the learning rate was" in answer.err
     assert "no document was held out, which would say what was gained" in answer.out
     assert "choose with" not in answer.out
 

@@ -123,13 +123,12 @@ def vectors_of(work: Path, version: int) -> FloatArray:
 
 
 def test_a_full_disk_leaves_no_half_version(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object, folder: Path) -> None:
-        (folder / "half").write_text("")
+    def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(SentenceEncoder, "save", fail)
     refresh = Refresh(shared(root), open_index(root / "index"), OPTIONS, TRAINING)
     refresh.begin(tmp_path, 0)
+    monkeypatch.setattr(SentenceEncoder, "encode_passages", fail)
     with pytest.raises(StorageError, match="no space left"):
         refresh.make_version(3)
     assert not list(tmp_path.glob("version-*"))

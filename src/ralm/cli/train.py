@@ -1,6 +1,5 @@
 """`ralm signals` scores retrieved passages with a language model; `ralm train` trains small models on the scores."""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from pydantic import JsonValue
 import ralm
 from ralm.cli import options
 from ralm.cli.flags import Given, Output
-from ralm.cli.models import encoding_on, open_model
+from ralm.cli.models import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
@@ -26,7 +25,6 @@ from ralm.training.options import (
     QueryEncoderOptions,
     RerankerOptions,
     RetrieverTrainingOptions,
-    Trained,
     TrainingOptions,
 )
 
@@ -53,20 +51,7 @@ def reranker_command(
     from ralm.cli.results import print_reranker
 
     trained = ralm.train_reranker(signals, out, init, training, reading, index=index, force=force)
-    return Output(partial(_as_json, "reranker", trained), partial(_print, training, trained, print_reranker))
-
-
-def _print(training: TrainingOptions, trained: Trained, print_rest: Callable[..., None], *said: str) -> None:
-    """Print the outcome of a training, and what its budget did to its schedule."""
-    from ralm.cli.output import print_line
-
-    print_rest(trained, *said)
-    if trained.planned_steps < training.steps:
-        print_line(
-            f"--budget {training.budget:g}: {trained.planned_steps:,} instead of {training.steps:,} steps were "
-            f"planned, so the learning rate is highest ({training.learning_rate:g}) after "
-            f"{round(training.warmup * trained.planned_steps):,}, and 0 after the last one"
-        )
+    return Output(partial(_as_json, "reranker", trained), partial(print_reranker, trained))
 
 
 def _as_json(name: str, trained: Any) -> dict[str, JsonValue]:
@@ -108,13 +93,6 @@ def retriever_command(
     model: Annotated[ModelOptions, replace(LM_ARGS, needs=_FROM_TEXT)],
     fields: Annotated[Fields, replace(options.FIELDS, needs=_FROM_TEXT)],
     skip_bad: Annotated[bool, replace(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
-    ray: Annotated[
-        str | None,
-        Option(
-            "Encode passages on the Ray cluster at this address, HOST:PORT or auto; training stays on this machine.",
-            needs=_FROM_TEXT,
-        ),
-    ] = None,
     force: options.Force = False,
 ) -> Output:
     """Train a retriever to find the passages that help the language model (REPLUG LSR).
@@ -141,16 +119,13 @@ def retriever_command(
         if model.device != "auto":
             raise UsageError("the model runs where the training does: give `device`, and leave it out of `model`.")
         model.check_effect(lm)
-        ahead = encoding_on(ray, training.device)
         opened = ralm.open_index(index)
         scoring = open_model(lm, replace(model, device=training.device))
         examples = ralm.OnlineExamples(sources, opened, scoring, sampled, candidates, fields=fields, skip_bad=skip_bad)
-        trained = ralm.train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
+        trained = ralm.train_retriever(examples, opened, out, both, training, force=force)
         what, before = "encoders", "the vectors that the training began with"
         use = f"search {index} with --retriever dense:vectors={out.resolve().name}"
-    return Output(
-        partial(_as_json, "retriever", trained), partial(_print, training, trained, print_retriever, what, before, use)
-    )
+    return Output(partial(_as_json, "retriever", trained), partial(print_retriever, trained, what, before, use))
 
 
 def signals_command(

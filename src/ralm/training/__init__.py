@@ -6,7 +6,7 @@ examples.py       samples examples from training text
 candidates.py     finds and scores candidates, also of examples that are scored during a training
 losses.py         the losses of both papers: In-Context RALM Eq. 9, and LSR of REPLUG
 trainer.py        losses of numbered examples, and the trainers of sentence-transformers that lower them
-run.py            a training in its work folder: begun, planned, resumed and written
+run.py            a training in its work folder: begun, resumed and written
 reranker.py       the predictive reranker; cross_encoder.py has its loss
 retriever.py      the query encoder alone or both encoders; encoders.py has their losses
 refresh.py        encodes the passages again during a training

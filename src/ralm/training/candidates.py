@@ -35,11 +35,7 @@ _MORE: Final = 8
 
 
 def find_candidates(
-    examples: Sequence[Example],
-    queries: Sequence[str],
-    retriever: Retriever,
-    passages: Passages,
-    k: int,
+    examples: Sequence[Example], queries: Sequence[str], retriever: Retriever, passages: Passages, k: int
 ) -> Hits:
     """Return the k best passages for each example, without those that give its continuation away."""
 
@@ -97,10 +93,9 @@ def check_fits(model: LanguageModel, sequence_tokens: int, document_tokens: int)
 class OnlineExamples:
     """Examples sampled from training text, with the passages of an index as candidates, scored by `model`.
 
-    Each example is scored when it is asked for, and nothing is kept. Examples are given by number (int64, B), from 0.
-    `config` holds the text, the language model and the options, `documents_E` the ids of the documents that the
-    examples are from. Raises UsageError if the options do not fit the model, TextError if the text has no examples, and
-    what `read_documents` and `open_index` raise.
+    Nothing is kept. Examples are given by number (int64, B), from 0. `config` holds the text, the language model and
+    the options, `documents_E` the documents of the examples. Raises UsageError if the options do not fit the
+    model, TextError if the text has no examples, and what `read_documents` and `open_index` raise.
     """
 
     def __init__(
@@ -162,9 +157,8 @@ class OnlineExamples:
         those without a passage come first."""
         before = [NO_PASSAGE] if alone else []
         numbers_of = [before + [number for number, _ in hits.of(row)] for row in range(len(hits))]
-        documents = PassageDocuments(
-            self._passages, self._model.tokenizer, self.reading.document_tokens, self.reading.bos
-        )
+        reading = self.reading
+        documents = PassageDocuments(self._passages, self._model.tokenizer, reading.document_tokens, reading.bos)
         return score_candidates(self._chosen(examples_B), numbers_of, documents, Scorer(self._model))
 
     def score(self, examples_B: IntArray, hits: Hits, loss: LSROptions) -> DoubleArray:

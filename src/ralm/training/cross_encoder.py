@@ -1,7 +1,6 @@
-"""A cross-encoder that is trained on signals with In-Context RALM Eq. 9.
+"""A cross-encoder that is trained on signals with In-Context RALM Eq. 9, and the weight of the retriever's rank.
 
-The weight of the retriever's rank is fitted before the training. Letters of shapes: E examples, B those of a batch, K
-candidates, P pairs.
+Letters of shapes: E examples, B those of a batch, K candidates, P pairs.
 """
 
 from pathlib import Path
@@ -11,18 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages
+from ralm.records import NO_PASSAGE, IntArray, Passages
 from ralm.reranking.cross_encoder import PairModel
 from ralm.reranking.oracle import rank_prior
 from ralm.reranking.predictive import Pair
 from ralm.terminal import track
-from ralm.training import options
 from ralm.training.losses import marginal_loss
+from ralm.training.options import RerankerOptions
 from ralm.training.signals import Signals
 from ralm.training.trainer import ExampleLoss, RerankerTrainer
 
 _WEIGHTS: Final = np.arange(0, 81) / 20
 """From 0, where the rank says nothing, to 4, where the first of two passages is chosen 16 times as often."""
+_PAIRS_A_PASS: Final = {"cpu": 16, "cuda": 64}
+"""Pairs of similar length that are read together: the fewer, the less padding."""
 
 
 def fitted_rank_weight(signals: Signals, examples_E: IntArray) -> float:
@@ -38,22 +39,12 @@ def fitted_rank_weight(signals: Signals, examples_E: IntArray) -> float:
     return min(_WEIGHTS.tolist(), key=loss)
 
 
-_PAIRS_A_PASS: Final = {"cpu": 16, "cuda": 64}
-"""Pairs of similar length that are read together: the fewer, the less padding."""
-
-
 class CrossEncoderLoss(ExampleLoss):
     """In-Context RALM Eq. 9 of a cross-encoder and the candidates of signals."""
 
     trainer = RerankerTrainer
 
-    def __init__(
-        self,
-        pairs: PairModel,
-        signals: Signals,
-        passages: Passages,
-        reading: options.RerankerOptions,
-    ) -> None:
+    def __init__(self, pairs: PairModel, signals: Signals, passages: Passages, reading: RerankerOptions) -> None:
         super().__init__()
         self.model = pairs.model
         self.documents_E = signals.documents_E
@@ -63,6 +54,7 @@ class CrossEncoderLoss(ExampleLoss):
         self._passages = passages
         self._reading = reading
         self._prefixes = signals.texts("prefix")
+        self._prior_K = rank_prior(pairs.rank_weight, signals.width)
 
     def losses(self, examples_B: IntArray) -> torch.Tensor:
         """Eq. 9 (B); in a step over as many candidates of each example as the options say, drawn at random."""
@@ -88,10 +80,6 @@ class CrossEncoderLoss(ExampleLoss):
             scores_K = self._pair_model.scores(self._pairs(np.array([example]), there_K[None]))
             chosen_E[place] = (scores_K + self._prior_K[: len(scores_K)]).argmax()
         return chosen_E
-
-    @property
-    def _prior_K(self) -> FloatArray:
-        return rank_prior(self._pair_model.rank_weight, self._signals.width)
 
     def _pairs(self, examples_B: IntArray, there_BK: NDArray[np.bool_]) -> list[Pair]:
         """The pairs of some examples and their candidates, row by row."""

@@ -1,11 +1,10 @@
 """Encoders that are trained with LSR: the query encoder alone, on signals, or the encoders of queries and passages.
 
-With signals a step encodes only queries: candidates and scores come from the signals, passage vectors from the index.
 Letters of shapes: B examples, K candidates, D dimensions.
 """
 
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -24,15 +23,12 @@ from ralm.training.refresh import Refresh
 from ralm.training.signals import Signals
 from ralm.training.trainer import EncoderTrainer, ExampleLoss
 
-QUERIES_AT_ONCE: Final = 32
-"""Queries in memory at once, with what their gradients need."""
-
 
 class QueryEncoderLoss(ExampleLoss):
     """LSR (REPLUG, Eq. 6) of a query encoder on signals and the vectors of their candidates."""
 
     trainer = EncoderTrainer
-    at_once = QUERIES_AT_ONCE
+    at_once = 32
 
     def __init__(
         self, encoder: SentenceEncoder, signals: Signals, vectors: PassageVectors, options: QueryEncoderOptions
@@ -54,7 +50,7 @@ class QueryEncoderLoss(ExampleLoss):
 
     def scores(self, examples_E: IntArray) -> DoubleArray:
         """The scores (float64, E x K) of the candidates of examples; -inf where there is none."""
-        parts = np.split(examples_E, range(QUERIES_AT_ONCE, len(examples_E), QUERIES_AT_ONCE))
+        parts = np.split(examples_E, range(self.at_once, len(examples_E), self.at_once))
         self.model.eval()
         with torch.no_grad():
             return torch.cat([self._scores(part) for part in parts]).double().cpu().numpy()
@@ -93,8 +89,7 @@ _Scored: TypeAlias = dict[int, tuple[IntArray, FloatArray]]
 class EncodersLoss(ExampleLoss):
     """LSR (REPLUG, Eq. 6) of the encoders of queries and passages on examples that a language model scores on the way.
 
-    Losses are computed for one example at a time, so what is in memory is what the gradients of one query and its
-    candidates need. `refresh` has the retriever that finds the candidates, and encodes the passages again.
+    In memory is what the gradients of one query and its candidates need. `refresh` has the retriever that finds them.
     """
 
     trainer = EncoderTrainer
@@ -118,7 +113,6 @@ class EncodersLoss(ExampleLoss):
         self._options = options
         self._held_out: _Scored = {}
         self._scored: _Scored = {}
-        """Those of the held-out examples and of the batch."""
 
     def begin(self, work: Path, held_out_E: IntArray, step: int) -> None:
         """Score the candidates of the held-out examples, which stay the same, so that losses can be compared."""

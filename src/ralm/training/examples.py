@@ -1,10 +1,8 @@
 """Samples examples from training text: prefixes x with their continuations y.
 
 Documents are cut into sequences of consecutive tokens. Examples are drawn from randomly chosen sequences: x is the
-sequence up to a place, y its next tokens. Examples of one sequence are neighbours: they have the same beginning of x
-and many of the same candidates, so a language model reads a passage once for several of them.
-
-Memory grows with the number of examples and with the longest document, not with the text.
+sequence up to a place, y its next tokens. Examples of one sequence are neighbours: a language model reads a passage
+once for several of them. Memory grows with the number of examples and the longest document, not with the text.
 """
 
 import heapq
@@ -34,8 +32,8 @@ _CHARACTERS_AROUND: Final = 400
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """A prefix x and its continuation y as token ids (int64), from the document `document_id`, where y begins at token
-    `begin`. `runs` are hashes of the runs of 13 words that overlap y in the document."""
+    """A prefix x and its continuation y as token ids (int64), from a document, where y begins at token `begin`. `runs`
+    are hashes of the runs of 13 words that overlap y in the document."""
 
     document_id: str
     begin: int
@@ -49,9 +47,7 @@ EXAMPLE_SCHEMA: Final = pa.schema(
         "example": pa.int64(),
         "document_id": pa.string(),
         "begin": pa.int64(),
-        "query": pa.string(),
-        "prefix": pa.string(),
-        "continuation": pa.string(),
+        **dict.fromkeys(("query", "prefix", "continuation"), pa.string()),
         "prefix_tokens": pa.list_(pa.int32()),
         "continuation_tokens": pa.list_(pa.int32()),
         "runs": pa.list_(pa.uint64()),

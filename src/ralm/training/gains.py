@@ -46,12 +46,8 @@ class ReadCandidates:
 
     def ensemble_ET(self, temperature: float) -> DoubleArray:
         """The log-probabilities of the ensemble of all candidates."""
-        return np.stack(
-            [
-                mix(log_probs_KT, similarity_log_weights(scores_K, temperature))
-                for log_probs_KT, scores_K in zip(self.log_probs_EKT, self.scores_EK, strict=True)
-            ]
-        )
+        weights = (similarity_log_weights(scores_K, temperature) for scores_K in self.scores_EK)
+        return np.stack([mix(*both) for both in zip(self.log_probs_EKT, weights, strict=True)])
 
     def best_temperature(self, count: int) -> float:
         """The temperature at which the first examples, so many, are most likely."""
@@ -108,13 +104,11 @@ def _as_json(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalStatistics:
-    """What choosing among the candidates can gain. Gains are in nats per token over reading no passage, with intervals
-    over documents.
+    """What choosing among the candidates can gain over no passage, in nats per token.
 
-    `first`: the retriever's first candidate; `random`: the mean of all candidates; `best`: the best for each example.
-    `examples` counts those with two candidates or more, of which the others are means; `single` counts those with
-    fewer, `impossible` those in which the language model gives a token no probability. `no_preference` counts examples
-    whose candidates differ by less than 0.01 nats per token.
+    `first`: the retriever's first candidate; `random`: the mean of all; `best`: the best for each example. `examples`
+    counts those with two candidates or more, `single` those with fewer, `impossible` those in which a token has no
+    probability, `no_preference` those whose candidates differ by less than 0.01 nats per token.
     """
 
     examples: int
@@ -143,8 +137,6 @@ def signal_statistics(signals: Signals) -> SignalStatistics:
         examples=int(used_E.sum()),
         single=int((~several_E).sum()),
         impossible=int((several_E & ~possible_E).sum()),
-        **held_out_gains(
-            gained, tokens_E, [signals.documents_E[example] for example in np.flatnonzero(used_E).tolist()]
-        ),
+        **held_out_gains(gained, tokens_E, np.array(signals.documents_E)[used_E].tolist()),
         no_preference=int((mean_EK.max(axis=1, initial=-np.inf) - lowest_E < _NO_PREFERENCE).sum()),
     )

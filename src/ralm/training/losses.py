@@ -33,8 +33,7 @@ def divergence_loss(
     """KL(Q || P_R), the loss of LSR (REPLUG, Eq. 6), with P_R = softmax(scores / gamma), the retrieval likelihood
     (REPLUG, Eq. 4), and Q = softmax(LM scores / beta), the likelihood of the language model (REPLUG, Eq. 5).
 
-    `lm_scores_BK` (`LSROptions.lm_scores`): the mean log-probability of the continuation's tokens after each candidate,
-    or its probability as in the paper; -inf gives a candidate no weight. Q gets no gradient.
+    `lm_scores_BK`: see `LSROptions.lm_scores`; -inf gives a candidate no weight. Q gets no gradient.
     """
     log_p_BK = (_only(scores_BK, there_BK) / gamma).log_softmax(dim=1)
     log_q_BK = (_only(lm_scores_BK, there_BK).detach() / beta).log_softmax(dim=1)

@@ -17,28 +17,31 @@ from ralm.validation import MAX_SEED
 Precision = Literal["float32", "bfloat16"]
 LikelihoodSemantics = Literal["paper", "mean"]
 
-_PACKAGES: Final = (
-    *("torch", "transformers", "sentence_transformers", "safetensors", "faiss"),
-    *("accelerate", "datasets"),
-)
-
+_PACKAGES: Final = tuple("torch transformers sentence_transformers safetensors faiss accelerate datasets".split())
 _HELD_OUT: Final = Needs("a `held_out` above 0", lambda options: options.held_out > 0)
 
 
+class _Checked:
+    """Options whose values are checked."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOptions:
+class TrainingOptions(_Checked):
     """How a small model is trained.
 
-    The learning rate rises to its peak over the share `warmup` of the steps and falls to 0 at the last one. A training
-    repeats bit for bit on a CPU with as many threads, unless `budget` is set: the time of a few steps, which are tried
-    first, then decides how many are planned. Weights are float32 whatever the `precision`; bfloat16 is much slower on
-    CPUs without instructions for it. Raises UsageError if a value is out of range.
+    The learning rate falls to 0 at the last step. A training repeats bit for bit on a CPU with as many threads, unless
+    `budget` ends it. Weights are float32 whatever the `precision`. Raises UsageError if a value is out of range.
     """
 
     steps: Annotated[int, Option("Most optimiser steps.")] = 10_000
     budget: Annotated[
         float,
-        Option("Minutes for all steps and evaluations: fewer are planned if `steps` would not fit; 0: no limit."),
+        Option("Minutes of each call after which the training ends; `steps` still plans learning rates. 0: no limit."),
     ] = 0.0
     batch: Annotated[int, Option("Examples per step.")] = 32
     learning_rate: Annotated[float, Option("Peak learning rate.", above=True)] = 1e-5
@@ -52,27 +55,17 @@ class TrainingOptions:
     precision: Annotated[
         Precision, Option("Number format of the computation; bfloat16 is for GPUs, and CPUs with AVX512-BF16 or AMX.")
     ] = "float32"
-    dropout: Annotated[
-        bool, Option("Train with the dropout of the model, or with none: faster in bfloat16 on a CPU.")
-    ] = True
-    seed: Annotated[
-        int, Option("Seed of the order of examples, of new weights and of dropout.", minimum=0, maximum=MAX_SEED)
-    ] = 0
-    device: Annotated[str, Option("Where to train: cpu, cuda (the first GPU), or auto (a GPU if there is one).")] = (
-        "auto"
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
+    dropout: Annotated[bool, Option("Train with the model's dropout; without it bfloat16 is faster on a CPU.")] = True
+    seed: Annotated[int, Option("Seed of order, new weights and dropout.", minimum=0, maximum=MAX_SEED)] = 0
+    device: Annotated[str, Option("Where to train: cpu, cuda (the first GPU), or auto (a GPU if any).")] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RerankerOptions:
+class RerankerOptions(_Checked):
     """How a reranker reads pairs, and what counts besides its score.
 
     `rank_prior` lowers the score of a candidate by a weight times the logarithm of its rank: training begins from the
-    retriever's order. The paper has no such term. Raises UsageError
-    if a value is out of range.
+    retriever's order. The paper has no such term. Raises UsageError if a value is out of range.
     """
 
     tokens: Annotated[int, Option("Number of last tokens of the prefix that the reranker reads.")] = 64
@@ -82,13 +75,8 @@ class RerankerOptions:
     candidates: Annotated[
         int | None, Option("Candidates of an example, drawn at random for each step.", minimum=2, default_text="all")
     ] = None
-    rank_prior: Annotated[
-        bool, Option("Let the retriever's rank count, too, with a weight that is fitted to the signals.")
-    ] = True
+    rank_prior: Annotated[bool, Option("Let the retriever's rank count too, with a weight that is fitted.")] = True
     pairs: Annotated[int, Option("Pairs of prefix and passage in memory at once.")] = 32
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 REPLUG: Final = TrainingOptions(steps=25_000, batch=64, learning_rate=2e-5)
@@ -96,14 +84,9 @@ REPLUG: Final = TrainingOptions(steps=25_000, batch=64, learning_rate=2e-5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LSROptions:
+class LSROptions(_Checked):
     """How encoders that made the vectors of an index are trained by the loss of LSR (REPLUG, section 4), see
-    `ralm.training.losses.divergence_loss`.
-
-    `semantics` says what the language model's likelihood Q is the softmax of, over `beta`. `paper` follows the paper's
-    equation: the probability of the whole continuation. It is near 0 after every candidate, so Q is nearly uniform.
-    `mean` takes the mean log-probability of a token. Raises UsageError if a value is out of range.
-    """
+    `ralm.training.losses.divergence_loss`. Raises UsageError if a value is out of range."""
 
     vectors: Annotated[
         str | None, Option("Begin from the encoders of the vectors of this name.", default_text="the default ones")
@@ -118,9 +101,6 @@ class LSROptions:
     gamma: Annotated[float, Option("Temperature of the retriever's scores.", above=True)] = 0.1
     beta: Annotated[float, Option("Temperature of the language model's preference, see `semantics`.", above=True)] = 0.1
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
     def lm_scores(self, log_probs: DoubleArray, tokens: IntArray | int) -> DoubleArray:
         """What Q is the softmax of, over beta (REPLUG, section 4.2), from the log-probabilities of continuations of so
         many tokens. Of one that is impossible it is 0 by the paper, else -inf."""
@@ -129,11 +109,8 @@ class LSROptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrieverTrainingOptions(LSROptions):
-    """How the encoders of queries and passages are trained together.
-
-    If one encoder made the vectors, it is trained; if a pair did, both are. `refresh_every=None` never encodes the
-    passages again.
-    """
+    """How the encoders of queries and passages are trained together: the one that made the vectors, or the pair.
+    `refresh_every=None` never encodes the passages again."""
 
     candidates: Annotated[int, Option("Passages retrieved for an example.", minimum=2)] = 20
     refresh_every: Annotated[
@@ -143,10 +120,8 @@ class RetrieverTrainingOptions(LSROptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEncoderOptions(LSROptions):
-    """How a query encoder is trained for passage vectors that stay as they are.
-
-    `init` must be the encoder that belongs to the vectors, or one that was trained for them.
-    """
+    """How a query encoder is trained for passage vectors that stay as they are. `init` must be the encoder that belongs
+    to the vectors, or one that was trained for them."""
 
     init: Annotated[
         str | None,
@@ -163,19 +138,14 @@ def training_extra() -> AbstractContextManager[None]:
 class ExampleOptions:
     """How examples are sampled: prefixes x with continuations y. All lengths are in tokens of the language model.
 
-    A continuation has 4 tokens in In-Context RALM and 128 in REPLUG. More examples per sequence cost less each and
-    differ less. Raises UsageError if the values do not fit together.
+    A continuation has 4 tokens in In-Context RALM and 128 in REPLUG. Raises UsageError if values do not fit together.
     """
 
     examples: Annotated[int, Option("Number of examples to sample.")] = 10_000
-    continuation_tokens: Annotated[
-        int, Option("Tokens of a continuation: the text that a passage should make likely.")
-    ] = 4
+    continuation_tokens: Annotated[int, Option("Tokens of a continuation, which a passage should make likely.")] = 4
     prefix_tokens: Annotated[int, Option("Minimum number of tokens before a continuation.")] = 128
     sequence_tokens: Annotated[int, Option("Tokens of a sequence: a prefix and its continuations.", minimum=2)] = 256
-    per_sequence: Annotated[
-        int, Option("Consecutive examples per sequence; they share forward passes of the language model.")
-    ] = 32
+    per_sequence: Annotated[int, Option("Consecutive examples per sequence, which share forward passes.")] = 32
     query_tokens: QueryTokens = 32
     seed: Annotated[int, Option("Seed of random draws.", minimum=0, maximum=MAX_SEED)] = 0
 
@@ -193,19 +163,12 @@ class ExampleOptions:
             )
 
 
-REPLUG_EXAMPLES: Final = ExampleOptions(
-    examples=800_000,
-    continuation_tokens=128,
-    prefix_tokens=128,
-    sequence_tokens=256,
-    per_sequence=1,
-    query_tokens=128,
-)
+REPLUG_EXAMPLES: Final = ExampleOptions(examples=800_000, continuation_tokens=128, per_sequence=1, query_tokens=128)
 """The examples of REPLUG (section 5.2): 256 tokens, of which the first half is the query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CandidateOptions:
+class CandidateOptions(_Checked):
     """Which passages are candidates, and how the language model reads them.
 
     In-Context RALM has 16 candidates per example, REPLUG 20. Passages of the example's own document, and those that
@@ -216,20 +179,15 @@ class CandidateOptions:
     document_tokens: Annotated[int, Option("Length in tokens that a passage is cut to.")] = 256
     bos: BosOption = "auto"
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The outcome of a training, written to the folder `out`: `steps` were done, of `planned_steps` by which learning
-    rates rose and fell, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
-    losses.csv. `held_out`: what the training gained on held-out documents, by `encoder_gains` or `reranker_gains` of
-    `ralm.training.gains`; None if too few were held out."""
+    """The outcome of a training, written to the folder `out`: `steps` were done, and the weights after `best_step` were
+    kept. `losses`: a row for each evaluation, as in losses.csv. `held_out`: what the training gained on held-out
+    documents, by `encoder_gains` or `reranker_gains` of `ralm.training.gains`; None if too few were held out."""
 
     out: Path
     steps: int
     best_step: int
     losses: Sequence[dict[str, Any]]
-    planned_steps: int
     held_out: dict[str, Any] | None = None

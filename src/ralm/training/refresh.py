@@ -1,8 +1,7 @@
 """Encodes the passages again during a training, and keeps the versions of the vectors on disk.
 
 version-N/    the vectors of all passages as the encoders were after N steps; made atomically
-encoders/     these encoders, while a version is made
-encoding/     chunks of vectors meanwhile; a training that was killed reuses them
+encoding/     chunks of vectors, while a version is made; a training that was killed reuses them
 """
 
 import logging
@@ -15,10 +14,9 @@ from transformers import TrainerCallback
 from ralm.protocols import Retriever
 from ralm.retrieval.build import encode_passages
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.options import VECTORS, load_encoder, trained_options
+from ralm.retrieval.dense.options import VECTORS
 from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.index import Index
-from ralm.retrieval.vectors import RemoteEncoding
 from ralm.storage.atomic import storage_errors, sync, sync_one
 from ralm.terminal import no_progress
 from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
@@ -28,31 +26,21 @@ _logger = logging.getLogger(__name__)
 
 class Refresh(TrainerCallback):  # type: ignore[misc]
     """Encodes the passages again every so many steps, at a checkpoint, so that a training that resumes has the weights
-    of the version. `retriever` searches the last vectors, at first those that the index has; `ahead` may encode
-    passages on other machines."""
+    of the version. `retriever` searches the last vectors, at first those that the index has."""
 
     def __init__(
-        self,
-        encoder: SentenceEncoder,
-        index: Index,
-        options: RetrieverTrainingOptions,
-        training: TrainingOptions,
-        ahead: RemoteEncoding | None = None,
+        self, encoder: SentenceEncoder, index: Index, options: RetrieverTrainingOptions, training: TrainingOptions
     ) -> None:
         self.retriever: Retriever = index.dense(vectors=options.vectors, encoder=encoder)
         self._encoder = encoder
         self._index = index
         self._vectors = options.vectors
-        self._device = training.device
-        self._ahead = ahead
         checkpoints = -(-(options.refresh_every or 0) // training.evaluate_every)
         self._every = checkpoints * training.evaluate_every
-        """Steps between versions; 0: the passages are never encoded again."""
         self._work: Path
 
     def begin(self, work: Path, step: int) -> None:
-        """Keep versions in a folder, for a training that begins or resumes after this step: search the version that it
-        searched then, and remove those of later weights."""
+        """Keep versions in a folder, for a training that begins or resumes after this step; remove later ones."""
         self._work = work
         for number, folder in self._versions().items():
             if number > step:
@@ -72,27 +60,21 @@ class Refresh(TrainerCallback):  # type: ignore[misc]
     def make_version(self, step: int) -> None:
         """Encode all passages with the encoders as they are, unless that was done, and remove versions that no
         checkpoint searches. Raises StorageError if the disk is full."""
-        version, encoders, chunks = self._folder(step), self._work / "encoders", self._work / "encoding"
+        version, chunks = self._folder(step), self._work / "encoding"
         partial = version.with_name(f"{version.name}.partial")
         if version.is_dir():
             return
         with storage_errors(version):
-            for unfinished in (partial, encoders):
-                shutil.rmtree(unfinished, ignore_errors=True)
-            encoders.mkdir()
-            self._encoder.save(encoders)
-            like = trained_options(encoders, self._index.encoder_options(self._vectors))
-            encoder = load_encoder(like, device=self._device)
-            before = self._ahead(self._index, encoder, chunks) if self._ahead else 0
+            shutil.rmtree(partial, ignore_errors=True)
             stored = self._index.vector_sets.get(self._vectors, self._index.path).options
-            encode_passages(self._index.passages, partial, chunks, encoder, stored, before=before)
+            encode_passages(self._index.passages, partial, chunks, self._encoder, stored)
             sync(partial)
             partial.rename(version)
             sync_one(self._work)
         checkpoints = [int(folder.name.partition("-")[2]) for folder in self._work.glob("checkpoint-*")]
         oldest = self._searched_at(min(checkpoints, default=step))
         unneeded = [folder for number, folder in self._versions().items() if number < oldest]
-        for folder in (encoders, chunks, *unneeded):
+        for folder in (chunks, *unneeded):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _searched_at(self, step: int) -> int:

@@ -1,8 +1,5 @@
-"""Training the predictive reranker: a cross-encoder that learns from signals which passage helps (In-Context RALM, Eq.
-9).
-
-Importing this module does not import torch. In-Context RALM (Ram et al., 2023), section 6.2.
-"""
+"""Training the predictive reranker: a cross-encoder that learns from signals which passage helps (In-Context RALM, Ram
+et al., 2023, section 6.2 and Eq. 9). Importing this module does not import torch."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,16 +35,12 @@ def train_reranker(
 ) -> TrainedReranker:
     """Train a cross-encoder on signals, from the language model, encoder or cross-encoder `init` (hub name or folder).
 
-    A language model reads the passage before the prefix, and gets a head that scores its last token.
+    A language model reads the passage before the prefix, and gets a head that scores its last token. The folder `out`
+    loads with `load_cross_encoder` and sentence-transformers. `index` is the one that the signals were measured with;
+    None is the folder that they name. A killed training resumes when this is called again with the same arguments.
 
-    Writes the folder `out`, which `load_cross_encoder` and sentence-transformers load, with the losses as a table.
-    `index` is the one that the signals were measured with; None is the folder that they name. A killed training
-    resumes when this is called again with the same arguments.
-
-    Raises MissingExtraError if the extra `train` is not installed; UsageError if the index is another one, too few
-    examples have two candidates, or a training with other settings was begun there; FolderExistsError if `out` exists
-    and `force` is not set, or another training is writing it; ModelError if a loss is not finite (the last checkpoint
-    stays) or `init` cannot be loaded; StorageError if the disk is full.
+    Raises UsageError if the index is another one, or too few examples have two candidates; ModelError if `init` cannot
+    be loaded; and what `train_retriever` raises of the extra, folders, losses and disks.
     """
     options, reading = options or TrainingOptions(), reading or RerankerOptions()
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
@@ -60,10 +53,7 @@ def train_reranker(
     with run.own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
         config: dict[str, JsonValue] = {
-            "signals": {
-                "fingerprint": signals.fingerprint,
-                "config": dict(signals.config),
-            },
+            "signals": {"fingerprint": signals.fingerprint, "config": dict(signals.config)},
             "init": dict(model.config),
             "training": asdict(options),
             "reading": asdict(reading),

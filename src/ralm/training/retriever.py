@@ -1,8 +1,5 @@
-"""LM-supervised retrieval (REPLUG, section 4): trains a retriever to find the passages that help a language model.
-
-Either the query encoder alone is trained, from signals, and the index stays valid; or the encoders of queries and
-passages together, as in the paper, and the passages are encoded again. Importing this module does not import torch.
-"""
+"""LM-supervised retrieval (REPLUG, section 4): trains a query encoder on signals, for an index that stays as it is, or
+the encoders of queries and passages together, as in the paper. Importing this module does not import torch."""
 
 import warnings
 from dataclasses import asdict, replace
@@ -17,11 +14,12 @@ from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR, is_trained, load_encoder, trained_options
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import VectorSet
-from ralm.retrieval.vectors import RemoteEncoding, add_vectors, check_can_add
+from ralm.retrieval.vectors import add_vectors, check_can_add
 from ralm.storage.outputs import check_output, recover
 from ralm.training.gains import ReadCandidates, encoder_gains
 from ralm.training.options import (
     REPLUG,
+    LSROptions,
     QueryEncoderOptions,
     RetrieverTrainingOptions,
     Trained,
@@ -50,17 +48,13 @@ def train_query_encoder(
 ) -> Trained:
     """Train the query encoder of an index on signals, to vectors of passages that stay as they are.
 
-    Writes the folder `out`, which loads with sentence-transformers and as `query_encoder` of the index. Its manifest
-    says under `results` what the candidates of held-out documents gain before and after. `index` is the one
-    that the signals were measured with; None is the folder that they name. A killed training resumes when this is
-    called again with the same arguments.
+    The folder `out` loads with sentence-transformers and as `query_encoder` of the index. `index` is the one that the
+    signals were measured with; None is the folder that they name. A killed training resumes when this is called again
+    with the same arguments. Warns if the candidates of the signals are those of another retriever, such as BM25: then
+    nothing teaches the encoder what it should not find.
 
-    Warns if the candidates of the signals are those of another retriever, such as BM25: then nothing teaches the
-    encoder what it should not find.
-
-    Raises MissingExtraError if the extra `train` is not installed; UsageError if the index is another one, has no
-    vectors, or too few examples have two candidates; FolderError if `init` does not belong to the vectors; and what
-    `train_retriever` raises of folders, losses and disks.
+    Raises UsageError if the index is another one, or too few examples have two candidates; FolderError if `init` does
+    not belong to the vectors; and what `train_retriever` raises of the extra, vectors, folders, losses and disks.
     """
     options = options or QueryEncoderOptions()
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
@@ -80,8 +74,7 @@ def train_query_encoder(
         named = named if options.init is None else replace(named, query_encoder=options.init)
         encoder = SentenceEncoder(named, device=training.device)
         check_encoder(index.path, encoder, chosen, advice=_ADVICE)
-        config = _config(index, chosen, encoder, training)
-        config |= {"signals": signals.fingerprint, "options": asdict(options)}
+        config = _config(index, chosen, encoder, training, options) | {"signals": signals.fingerprint}
         trainable = QueryEncoderLoss(encoder, signals, vectors, options)
         read_E = np.concatenate([development_E, tested_E])
         before_EK = trainable.scores(read_E) if len(tested_E) else None
@@ -121,20 +114,18 @@ def train_retriever(
     training: TrainingOptions = REPLUG,
     *,
     force: bool = False,
-    ahead: RemoteEncoding | None = None,
 ) -> Trained:
     """Train the encoders of an index on examples that a language model scores on the way, and write their folder. Then
     encode the passages of the index with them, as a set of vectors that is not the default.
 
-    The folder loads with sentence-transformers. If the index has a pair of encoders, it is that of queries, and
-    `passages` in it is that of passages. A killed training resumes when this is called again with the same arguments,
-    unless with `force` also if it was killed while it made the new vectors. `ahead` may encode passages before this
-    machine would.
+    The folder loads with sentence-transformers. Of a pair of encoders, it is that of queries, and `passages` in it that
+    of passages. A killed training resumes when this is called again with the same arguments, without `force` also if it
+    was killed while it made the new vectors.
 
-    Raises MissingExtraError if the extra `train` is not installed; UsageError if the index has no vectors, or a
-    training with other settings was begun there; FolderError if the encoders are not those that made the vectors;
-    FolderExistsError if `out` exists and `force` is not set, another training is writing it, or the index has vectors
-    of the new name; ModelError if a loss is not finite (the last checkpoint stays); StorageError if the disk is full.
+    Raises MissingExtraError without the extra `train`; UsageError if the index has no vectors, or a training with other
+    settings was begun there; FolderError if other encoders made the vectors; FolderExistsError if `out` exists without
+    `force`, another training writes it, or the index has vectors of the new name; ModelError if a loss is not finite
+    (the last checkpoint stays); StorageError if the disk is full.
     """
     options = options or RetrieverTrainingOptions()
     index = index if isinstance(index, Index) else open_index(index)
@@ -156,22 +147,21 @@ def train_retriever(
 
     with own_randomness(training.seed):
         encoder = SentenceEncoder(named, device=training.device)
-        refresh = Refresh(encoder, index, options, training, ahead)
+        refresh = Refresh(encoder, index, options, training)
         encoded_by, own = chosen.passage_fingerprint, encoder.config["passage_fingerprint"]
         if encoded_by not in (None, own):
             raise FolderError(
                 f"the passages of {index.path} were encoded by other weights ({encoded_by}) than those of the encoder "
                 f"that it names now ({own}); encode them again (`ralm encode`)."
             )
-        config = _config(index, chosen, encoder, training)
-        config |= {"examples": examples.config, "options": asdict(options)}
+        config = _config(index, chosen, encoder, training, options) | {"examples": examples.config}
         trained = None if force else read_trained(Path(out), ENCODER_KIND, config)
         if trained is not None:  # it was killed while it encoded the passages
             recover(Path(out).resolve())
         else:
             loss = EncodersLoss(encoder, examples, index, refresh, options)
             trained = train(loss, out, ENCODER_KIND, config, training_E, development_E, training, force=force)
-    add_vectors(index.path, tuned(), chosen.options, name=name, default=False, force=force, ahead=ahead)
+    add_vectors(index.path, tuned(), chosen.options, name=name, default=False, force=force)
     gains = None
     if len(tested_E):
         read_E = np.concatenate([development_E, tested_E])
@@ -185,11 +175,14 @@ def train_retriever(
     return replace(trained, held_out=gains)
 
 
-def _config(index: Index, chosen: VectorSet, encoder: "SentenceEncoder", training: TrainingOptions) -> dict[str, Any]:
+def _config(
+    index: Index, chosen: VectorSet, encoder: "SentenceEncoder", training: TrainingOptions, options: LSROptions
+) -> dict[str, Any]:
     """What decides the weights of both kinds of training."""
     return {
         "index": index.fingerprint,
         "vectors": chosen.fingerprint,
         "encoder": encoder.query_config,
         "training": asdict(training),
+        "options": asdict(options),
     }

@@ -1,16 +1,14 @@
 """Runs a training in its work folder, and writes what came of it: the model, its losses as a table, a manifest.
 
-A killed training resumes at its last checkpoint that is whole. On a CPU, with as many threads, its final weights are
+A killed training resumes at its last checkpoint. On a CPU, with as many threads, its final weights are
 bit for bit those of an undisturbed training. Letters of shapes: E all examples, B those of a batch, S steps.
 """
 
 import logging
 import random
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +20,7 @@ from datasets import Dataset
 from pydantic import JsonValue
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch.utils.data import SequentialSampler
-from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainerState
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerState
 
 from ralm.errors import FolderError, ModelError, RalmWarning, UsageError
 from ralm.lm.local.loading import quiet_loading
@@ -36,28 +34,18 @@ from ralm.training.options import Trained, TrainingOptions
 from ralm.training.trainer import ExampleLoss, NotFiniteError, Steps, checkpoint_folder, latest_state
 
 LOSSES: Final = "losses.csv"
-_LOSSES_SCHEMA: Final = pa.schema(
-    {
-        "step": pa.int64(),
-        "learning_rate": pa.float64(),
-        "training_loss": pa.float64(),
-        "held_out_loss": pa.float64(),
-    }
-)
 _COLUMNS: Final = {"learning_rate": "learning_rate", "loss": "training_loss", "eval_loss": "held_out_loss"}
-"""The columns of `LOSSES` by the names in the log of a trainer."""
+"""The columns of `LOSSES`, but for the step, by the names in the log of a trainer."""
+_LOSSES_SCHEMA: Final = pa.schema({"step": pa.int64(), **dict.fromkeys(_COLUMNS.values(), pa.float64())})
 _KEPT: Final = 3
 """Checkpoints on disk: the last two, and the best."""
-_TIMED: Final = 3
-"""Steps that are tried to know the time of one."""
 
 _logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def own_randomness(seed: int) -> Iterator[None]:
-    """Seed torch's random numbers, for new weights and dropout; the caller's own, of all kinds, are as before
-    afterwards."""
+    """Seed torch's random numbers, for new weights and dropout; afterwards all of the caller's are as before."""
     numbers, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 (which the trainers seed)
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -83,10 +71,8 @@ def train(
     """Train a model on examples and write its folder atomically: the model, its losses as a table, a manifest.
 
     The model ends with the weights of the lowest held-out loss, or of the last step if nothing is held out; then
-    `results` returns what the manifest says of them. A training with this `config` that was killed resumes at its last
-    checkpoint. Call this within `own_randomness`. Raises UsageError if a training with another `config` was begun
-    there, the budget has no room for a step, or the model is on a GPU that is not the first one; ModelError if a loss
-    is not finite. The last checkpoint stays.
+    `results` returns what the manifest says of them. Call this within `own_randomness`. Raises UsageError if a training
+    with another `config` was begun there, or the model is not on the first GPU; ModelError if a loss is not finite.
     """
     out = Path(out)
     check_output(out, kind=kind, force=force)
@@ -96,10 +82,10 @@ def train(
             f"{loss.model.device.index}, and give `device` cuda."
         )
     with resume.unfinished_run(out, config, force=force) as work:
-        state, planned = _Training(loss, work, training_E, held_out_E, options).run()
+        state = _run(loss, work, training_E, held_out_E, options)
         settings: dict[str, JsonValue] = {
             "config": config,
-            "results": {"planned_steps": planned, **results()},
+            "results": results(),
             "environment": environment(),
         }
         with new_folder(out, kind=kind, force=force) as folder:
@@ -122,13 +108,8 @@ def read_trained(out: Path, kind: FolderKind, config: dict[str, JsonValue]) -> T
 def _outcome(out: Path, manifest: Manifest) -> Trained:
     results: Any = manifest.settings["results"]
     options = pyarrow.csv.ConvertOptions(column_types=_LOSSES_SCHEMA)
-    return Trained(
-        out=out,
-        **manifest.counts,
-        planned_steps=results["planned_steps"],
-        losses=pyarrow.csv.read_csv(out / LOSSES, convert_options=options).to_pylist(),
-        held_out=results.get("held_out"),
-    )
+    losses = pyarrow.csv.read_csv(out / LOSSES, convert_options=options).to_pylist()
+    return Trained(out=out, **manifest.counts, losses=losses, held_out=results.get("held_out"))
 
 
 def _losses(log: Sequence[dict[str, Any]]) -> pa.Table:
@@ -141,133 +122,103 @@ def _losses(log: Sequence[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist([*rows.values()], _LOSSES_SCHEMA)
 
 
-@dataclass(frozen=True, eq=False)
-class _Training:
-    """A training of a loss, in its work folder."""
-
-    loss: ExampleLoss
-    work: Path
-    training_E: IntArray
-    held_out_E: IntArray
-    options: TrainingOptions
-
-    def run(self) -> tuple[TrainerState, int]:
-        """Train, and load the best weights; returns the state of the trainer, and how many steps were planned."""
-        model, stopped = self.loss.model, latest_state(self.work)
-        first = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
-        begun = stopped.global_step
-        self.loss.begin(self.work, self.held_out_E, begun)
-        if begun:
-            planned = stopped.max_steps
-            _logger.info("resuming a training that was stopped: %s steps were done before", f"{begun:,}")
-        else:
-            planned = self._plan() if self.options.budget else self.options.steps
-            model.load_state_dict(first)
-        is_over = begun and stopped.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
-        state: TrainerState = self._do_steps(begun if is_over else planned, begun).state
-        model.eval()
-        if not len(self.held_out_E):
-            state.best_global_step = state.global_step
-        elif not state.best_global_step:
-            state.best_global_step = 0
-            model.load_state_dict(first)
-            warnings.warn(
-                "training did not lower the loss of the held-out examples; the weights that it began with are kept.",
-                RalmWarning,
-                stacklevel=3,
-            )
-        return state, planned
-
-    def _plan(self) -> int:
-        """Return how many steps the budget has room for, after a trial that changes the weights. Raises UsageError if
-        there is no room for one step."""
-        options, began = self.options, time.perf_counter()
-        steps = min(_TIMED, options.steps)
-        trainer = self._do_steps(steps, is_trial=True)
-        trained = time.perf_counter()
-        if len(self.held_out_E):
-            with quiet_loading():
-                trainer.evaluate()
-        ended = time.perf_counter()
-        evaluation = ended - trained if len(self.held_out_E) else 0.0
-        seconds = (trained - began) / steps + evaluation / options.evaluate_every
-        steps = int((60 * options.budget - (ended - began) - evaluation) / seconds)  # one is before the first step
-        if steps < 1:
-            raise UsageError(
-                f"`budget` {options.budget:g} minutes has no room for one step, which takes {seconds:,.1f} seconds, "
-                f"after the {_TIMED} that measure it: give at least {(_TIMED + 1) * seconds / 60:.2g}, a smaller "
-                "`batch`, or 0 for no limit."
-            )
-        return min(options.steps, steps)
-
-    def _do_steps(self, steps: int, begun: int = 0, *, is_trial: bool = False) -> Any:
-        """Do steps after those that were begun, or only try them; returns the trainer. Raises ModelError if a loss or a
-        gradient is not finite."""
-        loss, options = self.loss, self.options
-        batches_SB = reading_order(self.training_E, steps * options.batch, options.seed).reshape(steps, -1)
-        with quiet_loading(), progress_bar("Trying" if is_trial else "Training", steps) as advance:
-            advance(begun)
-            trainer = self._trainer(batches_SB, [Steps(loss, batches_SB, advance)], begun, is_trial=is_trial)
-            try:
-                trainer.train(str(checkpoint_folder(self.work, begun)) if begun else None)
-            except NotFiniteError as error:
-                kept = latest_state(self.work).global_step
-                stays = f"the checkpoint of step {kept:,} is kept" if kept else "there is no checkpoint yet"
-                raise ModelError(
-                    f"{error} in step {trainer.state.global_step + 1:,}; {stays}. Train with a lower `learning_rate` "
-                    'or in `precision="float32"`.'
-                ) from None
-        return trainer
-
-    def _trainer(
-        self, batches_SB: IntArray, callbacks: Sequence[TrainerCallback], begun: int, *, is_trial: bool
-    ) -> Any:
-        """Return the trainer of these batches. A trial neither evaluates nor saves by itself."""
-        loss, options, held_out_E = self.loss, self.options, self.held_out_E
-        steps, batch = batches_SB.shape
-        part = max(size for size in range(1, loss.at_once + 1) if batch % size == 0)
-        evaluates = len(held_out_E) > 0 and not is_trial
-        arguments = loss.trainer.training_args_class(
-            output_dir=str(self.work),
-            max_steps=steps,
-            per_device_train_batch_size=part,
-            gradient_accumulation_steps=batch // part,
-            per_device_eval_batch_size=loss.at_once,
-            batch_sampler=_in_order,
-            learning_rate=options.learning_rate,
-            warmup_steps=round(options.warmup * steps),
-            eval_strategy="steps" if evaluates else "no",
-            eval_on_start=evaluates and not begun,
-            eval_steps=options.evaluate_every,
-            logging_steps=options.evaluate_every,
-            save_strategy="no" if is_trial else "steps",
-            save_steps=options.evaluate_every,
-            save_total_limit=_KEPT,
-            load_best_model_at_end=evaluates,
-            metric_for_best_model="eval_loss" if evaluates else None,
-            greater_is_better=False,
-            restore_callback_states_from_checkpoint=True,
-            seed=options.seed,
-            use_cpu=loss.model.device.type == "cpu",
-            dataloader_pin_memory=False,
-            disable_tqdm=True,
-            report_to="none",
+def _run(
+    loss: ExampleLoss, work: Path, training_E: IntArray, held_out_E: IntArray, options: TrainingOptions
+) -> TrainerState:
+    """Train in a work folder, and load the best weights; returns the state of the trainer. Raises ModelError if a loss
+    or a gradient is not finite."""
+    model, stopped = loss.model, latest_state(work)
+    first = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    begun = stopped.global_step
+    loss.begin(work, held_out_E, begun)
+    if begun:
+        _logger.info("resuming a training that was stopped: %s steps were done before", f"{begun:,}")
+    is_over = begun and stopped.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
+    steps = begun if is_over else options.steps
+    batches_SB = reading_order(training_E, steps * options.batch, options.seed).reshape(steps, -1)
+    with quiet_loading(), progress_bar("Training", steps) as advance:
+        advance(begun)
+        following = Steps(loss, batches_SB, advance, options.budget)
+        trainer = _trainer(following, work, held_out_E, options, begun)
+        try:
+            trainer.train(str(checkpoint_folder(work, begun)) if begun else None)
+        except NotFiniteError as error:
+            kept = latest_state(work).global_step
+            stays = f"the checkpoint of step {kept:,} is kept" if kept else "there is no checkpoint yet"
+            raise ModelError(
+                f"{error} in step {trainer.state.global_step + 1:,}; {stays}. Train with a lower `learning_rate` "
+                'or in `precision="float32"`.'
+            ) from None
+    model.eval()
+    state: TrainerState = trainer.state
+    if following.is_out_of_time:
+        rate = next(entry["learning_rate"] for entry in reversed(state.log_history) if "learning_rate" in entry)
+        warnings.warn(
+            f"the budget of {options.budget:g} minutes ended the training at step {state.global_step:,} of "
+            f"{steps:,}, where the learning rate was {rate / options.learning_rate:.0%} of its peak, not 0: give "
+            f"`steps` {state.global_step} to plan for it.",
+            RalmWarning,
+            stacklevel=3,
         )
-        arguments._n_gpu = min(1, arguments.n_gpu)
-        stopping = [EarlyStoppingCallback(options.patience)] if evaluates else []
-        refreshing = () if is_trial else loss.callbacks
-        trainer: Any = loss.trainer(
-            model=loss.model,
-            args=arguments,
-            train_dataset=Dataset(pa.table({"label": batches_SB.ravel()})),
-            eval_dataset=Dataset(pa.table({"label": held_out_E})) if len(held_out_E) else None,
-            loss=loss,
-            data_collator=loss.trainer.data_collator_class(None),
-            callbacks=[*stopping, *refreshing, *callbacks],
+    if not len(held_out_E):
+        state.best_global_step = state.global_step
+    elif not state.best_global_step:
+        state.best_global_step = 0
+        model.load_state_dict(first)
+        warnings.warn(
+            "training did not lower the loss of the held-out examples; the weights that it began with are kept.",
+            RalmWarning,
+            stacklevel=3,
         )
-        trainer.remove_callback(PrinterCallback)
-        trainer.options = options
-        return trainer
+    return state
+
+
+def _trainer(following: Steps, work: Path, held_out_E: IntArray, options: TrainingOptions, begun: int) -> Any:
+    """Return the trainer of a loss and batches."""
+    loss, batches_SB = following.loss, following.batches_SB
+    steps, batch = batches_SB.shape
+    part = max(size for size in range(1, loss.at_once + 1) if batch % size == 0)
+    evaluates = len(held_out_E) > 0
+    arguments = loss.trainer.training_args_class(
+        output_dir=str(work),
+        max_steps=steps,
+        per_device_train_batch_size=part,
+        gradient_accumulation_steps=batch // part,
+        per_device_eval_batch_size=loss.at_once,
+        batch_sampler=_in_order,
+        learning_rate=options.learning_rate,
+        warmup_steps=round(options.warmup * steps),
+        eval_strategy="steps" if evaluates else "no",
+        eval_on_start=evaluates and not begun,
+        eval_steps=options.evaluate_every,
+        logging_steps=options.evaluate_every,
+        save_strategy="steps",
+        save_steps=options.evaluate_every,
+        save_total_limit=_KEPT,
+        load_best_model_at_end=evaluates,
+        metric_for_best_model="eval_loss" if evaluates else None,
+        greater_is_better=False,
+        restore_callback_states_from_checkpoint=True,
+        seed=options.seed,
+        use_cpu=loss.model.device.type == "cpu",
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+        report_to="none",
+    )
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    stopping = [EarlyStoppingCallback(options.patience)] if evaluates else []
+    trainer: Any = loss.trainer(
+        model=loss.model,
+        args=arguments,
+        train_dataset=Dataset(pa.table({"label": batches_SB.ravel()})),
+        eval_dataset=Dataset(pa.table({"label": held_out_E})) if evaluates else None,
+        loss=loss,
+        data_collator=loss.trainer.data_collator_class(None),
+        callbacks=[*stopping, *loss.callbacks, following],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.options = options
+    return trainer
 
 
 def _in_order(dataset: Dataset, batch_size: int, drop_last: bool, **_: Any) -> DefaultBatchSampler:

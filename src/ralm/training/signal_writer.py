@@ -52,22 +52,16 @@ def make_signals(
 ) -> Signals:
     """Sample examples from training text, measure their candidates with `model`, and write the folder `out`.
 
-    `sources`: as for `read_documents`. `retriever` finds candidates among the passages of the index, by default its
-    BM25. If this is killed, call it again with the same arguments to resume. Raises FolderExistsError if `out` exists
-    and `force` is not set, UsageError if signals with other settings were begun there or the options do not fit the
-    model, TextError if the text has no examples, and what `read_documents`, `open_index`, the retriever and the model
-    raise.
+    `retriever` finds candidates among the passages of the index, by default its BM25. If this is killed, call it again
+    with the same arguments to resume. Raises FolderExistsError if `out` exists and `force` is not set, UsageError if
+    signals with other settings were begun there, and what `OnlineExamples`, the retriever and the model raise.
     """
     out = Path(out)
     check_output(out, kind=SIGNALS_KIND, force=force)
     index = index if isinstance(index, Index) else open_index(index)
     retriever = retriever or open_retriever(index)
     examples = OnlineExamples(sources, index, model, options, candidates, fields=fields, skip_bad=skip_bad)
-    config = {
-        "index": index.fingerprint,
-        "retriever": config_of(retriever, "retriever"),
-        **examples.config,
-    }
+    config = {"index": index.fingerprint, "retriever": config_of(retriever, "retriever"), **examples.config}
     with (
         unfinished_run(out, config, force=force) as work,
         unfinished_store(work, "parts") as parts,
@@ -100,12 +94,9 @@ def _candidate_file(examples: OnlineExamples, part_B: IntArray, retriever: Retri
     """The candidates of a part and the log-probabilities after them, as a file of `CANDIDATES`."""
     hits = examples.candidates(part_B, retriever, examples.reading.candidates)
     rows = []
-    for row, (example, after) in enumerate(
-        zip(part_B.tolist(), examples.log_probs(part_B, hits, alone=True), strict=True)
-    ):
+    for row, after in enumerate(examples.log_probs(part_B, hits, alone=True)):
         for hit, log_probs in zip([(None, None), *hits.of(row)], after, strict=True):
-            rows.append((example, *hit, log_probs))
+            rows.append((part_B[row], *hit, log_probs))
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table([*zip(*rows, strict=True)], CANDIDATE_SCHEMA), sink, compression="zstd")
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return bytes(sink.getvalue())

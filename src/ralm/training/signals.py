@@ -1,11 +1,8 @@
 """Signals: what a frozen language model makes of candidate passages, measured once and kept as tables in a folder.
 
-examples.parquet     a row per example: example, document_id, begin (the first token of the continuation, counted in the
-                     document); query, prefix and continuation as text; prefix_tokens, continuation_tokens; runs
-                     (hashes of the document's runs of 13 words that overlap the continuation)
-candidates/N.parquet a row per example and passage: example, passage, score (of the retriever), log_probs (of each token
-                     of the continuation). A row without passage is the text without any passage.
-manifest.json        what decided the figures, what the signals are worth, and a checksum of each file
+examples.parquet     a row per example, see `ralm.training.examples.EXAMPLE_SCHEMA`
+candidates/N.parquet a row per example and passage; one without passage is the text without any passage
+manifest.json        what decided the figures, and a checksum of each file
 
 Letters of shapes: E examples, K candidates.
 """
@@ -43,12 +40,7 @@ _FEWEST_DOCUMENTS: Final = 10
 """Fewer documents than these are not split."""
 _REMEDY: Final = "measure the signals again"
 CANDIDATE_SCHEMA: Final = pa.schema(
-    {
-        "example": pa.int64(),
-        "passage": pa.int64(),
-        "score": pa.float32(),
-        "log_probs": pa.list_(pa.float32()),
-    }
+    {"example": pa.int64(), "passage": pa.int64(), "score": pa.float32(), "log_probs": pa.list_(pa.float32())}
 )
 
 TextColumn = Literal["query", "prefix", "continuation"]
@@ -84,8 +76,7 @@ class Signals:
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of all files and figures: equal for equal signals in any folder, and another one for figures
-        that were changed after reading."""
+        """A short hash of all files and figures, also of those that were changed after reading."""
         digest = hashlib.sha256("\0".join([str(sorted(self.manifest.files.items())), *self.documents_E]).encode())
         for figures in (self.tokens_E, self.passages_EK, self.log_probs_EK, self.baseline_E):
             digest.update(np.ascontiguousarray(figures).tobytes())
@@ -109,10 +100,7 @@ class Signals:
         return ~(np.isneginf(np.where(there_EK, self.log_probs_EK, 0)).any(axis=1) | np.isneginf(self.baseline_E))
 
     def texts(self, column: TextColumn) -> pa.ChunkedArray:
-        """A column of texts, a string for each example; about a kilobyte an example in memory.
-
-        Raises DamagedFolderError if it cannot be read.
-        """
+        """A column of texts, a string for each example. Raises DamagedFolderError if it cannot be read."""
         with damage_errors(self.path, _REMEDY):
             return pq.read_table(self.path / EXAMPLES, columns=[column]).column(column)
 
@@ -120,9 +108,8 @@ class Signals:
 def split_documents(documents_E: Sequence[str], held_out: float, seed: int) -> tuple[IntArray, IntArray]:
     """Return the examples to train with and those to hold out (int64, rising), from examples of these documents.
 
-    The share `held_out` of the documents is held out, at least one if it is above 0 and one is left. They are drawn
-    from all sizes alike: sorted by their examples, one of each group of neighbours. So the share of the examples is
-    about the same.
+    The share `held_out` of the documents is held out, at least one if it is above 0 and one is left, from all sizes
+    alike: sorted by their examples, one of each group of neighbours.
     """
     document_E = _numbers(documents_E)
     sizes_D = np.bincount(document_E)
@@ -179,8 +166,8 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
 
 
 def split_with_choice(signals: Signals, options: TrainingOptions, most_tested: int = 0) -> tuple[IntArray, ...]:
-    """Return what `split_for_training` gives, without examples of fewer than two candidates, which leave no choice, and
-    those with a log-probability of -inf. Raises UsageError if too few are left."""
+    """Return what `split_for_training` gives, without examples of fewer than two candidates, and those with a
+    log-probability of -inf. Raises UsageError if too few are left."""
     used_E = np.flatnonzero(signals.has_choice_E & signals.is_possible_E)
     what = (
         f"of the {len(signals):,} examples in {signals.path} only {len(used_E):,} have two candidates or more "
@@ -199,8 +186,8 @@ def split_for_training(
     most_tested: int = 0,
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Return the examples to train with, those that say when to stop and choose temperatures, and those that say what
-    was gained: whole documents, and of the held-out ones at most as many examples as an evaluation reads, or
-    `most_tested` if that is more. Raises UsageError if some of fewer than ten documents are to be held out."""
+    was gained: whole documents, and at most `evaluated` examples, or of the last ones `most_tested` if that is more.
+    Raises UsageError if some of fewer than ten documents are to be held out."""
     count = len({*documents_E})
     if options.held_out > 0 and count < _FEWEST_DOCUMENTS:
         raise UsageError(

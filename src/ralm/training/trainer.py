@@ -1,16 +1,16 @@
 """Losses of numbered examples, and the trainers of sentence-transformers that lower them: encoders and cross-encoders.
 
-The trainers own optimiser, schedule, evaluation, early stopping and checkpoints. Their data are numbers of examples, in
-the order of all steps; a loss reads texts and candidates itself, since these may depend on the weights of the moment.
-Letters of shapes: E all examples, B those of a batch, S steps.
+The trainers' data are numbers of examples; a loss reads texts and candidates, which may depend on the weights. Letters
+of shapes: E all examples, B those of a batch, S steps.
 """
 
-import logging
+import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic
 from typing import Any, ClassVar, Final
 
 import torch
@@ -22,18 +22,12 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import IntervalStrategy
 
-from ralm.errors import FolderError, StorageError, short_message
+from ralm.errors import StorageError, short_message
 from ralm.records import IntArray
-from ralm.storage.atomic import storage_errors, sync
-from ralm.storage.manifest import check_every_byte, read_manifest, write_manifest
-from ralm.storage.outputs import MANIFEST, FolderKind
 from ralm.terminal import Advance
 from ralm.training.options import TrainingOptions
 
-_CHECKPOINT: Final = FolderKind("checkpoint")
 _WEIGHTS: Final = "model.safetensors"
-
-_logger = logging.getLogger(__name__)
 
 
 class NotFiniteError(Exception):
@@ -84,7 +78,7 @@ class ExampleLoss(torch.nn.Module, ABC):
 
 
 class _ExampleTrainer:
-    """What both trainers do in another way: a checkpoint has the bare weights, and is whole or not used."""
+    """What both trainers do in another way: a checkpoint has the bare weights."""
 
     loss: ExampleLoss
     options: TrainingOptions
@@ -102,8 +96,7 @@ class _ExampleTrainer:
         return super().compute_loss(model, *arguments, **more)  # type: ignore[misc]
 
     def compute_loss_context_manager(self) -> ExitStack:
-        """Compute large products in the precision of the options. On a CPU in bfloat16, attention is plain products:
-        the gradient of torch's fused kernel takes longer there."""
+        """Compute large products in the precision of the options; torch's fused attention is slower on CPUs then."""
         stack: ExitStack = super().compute_loss_context_manager()  # type: ignore[misc]
         if self.options.precision == "bfloat16":
             device = self.args.device.type
@@ -113,21 +106,16 @@ class _ExampleTrainer:
         return stack
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint, whose manifest comes last. Raises StorageError if it cannot be written."""
-        folder = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
+        """Write a checkpoint. Raises StorageError if torch cannot write it."""
         try:
-            with storage_errors(folder):
-                super()._save_checkpoint(model, trial)  # type: ignore[misc]
-                write_manifest(folder, kind=_CHECKPOINT, settings={}, counts={"step": self.state.global_step})
-                sync(folder)
-        except BaseException as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error):  # it does not say why it failed
-                raise StorageError(
-                    f"{folder} cannot be written ({short_message(error)}): free some space, or choose an output on "
-                    "another disk, and run it again."
-                ) from error
-            raise
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        except RuntimeError as error:
+            if "PytorchStreamWriter" not in str(error):  # which does not say why it failed
+                raise
+            raise StorageError(
+                f"a checkpoint in {self.args.output_dir} cannot be written ({short_message(error)}): free some space, "
+                "or choose an output on another disk, and run it again."
+            ) from error
 
     def _save(self, output_dir: str, **_: object) -> None:
         weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.model.state_dict().items()}
@@ -138,7 +126,6 @@ class _ExampleTrainer:
         self.model.load_state_dict(load((Path(resume_from_checkpoint) / _WEIGHTS).read_bytes()))
 
     def _load_best_model(self) -> None:
-        read_manifest(Path(self.state.best_model_checkpoint), kind=_CHECKPOINT)  # DamagedFolderError if it is not whole
         self._load_from_checkpoint(self.state.best_model_checkpoint)
 
 
@@ -151,12 +138,15 @@ class RerankerTrainer(_ExampleTrainer, CrossEncoderTrainer):  # type: ignore[mis
 
 
 class Steps(TrainerCallback):  # type: ignore[misc]
-    """Follows the steps of a training: the loss prepares each batch, and no gradient is applied that is not finite."""
+    """Follows the steps of a training, at most `budget` minutes (0: no limit): the loss prepares each batch, and no
+    gradient is applied that is not finite."""
 
-    def __init__(self, loss: ExampleLoss, batches_SB: IntArray, advance: Advance) -> None:
-        self._loss = loss
-        self._batches_SB = batches_SB
+    def __init__(self, loss: ExampleLoss, batches_SB: IntArray, advance: Advance, budget: float) -> None:
+        self.loss = loss
+        self.batches_SB = batches_SB
         self._advance = advance
+        self._end = monotonic() + 60 * budget if budget else math.inf
+        self.is_out_of_time = False
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Find the best checkpoint again, also if the folder was moved."""
@@ -165,20 +155,24 @@ class Steps(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Prepare the batch."""
-        self._loss.begin_step(self._batches_SB[state.global_step])
+        self.loss.begin_step(self.batches_SB[state.global_step])
 
     def on_pre_optimizer_step(self, _args: Any, state: Any, _control: Any, model: Any, **_: Any) -> None:
         """Check the gradient."""
         gradients = [weights.grad for weights in model.parameters() if weights.grad is not None]
         if not torch.nn.utils.get_total_norm(gradients).isfinite():
-            batch_B = self._batches_SB[state.global_step]
-            first = self._loss.describe(int(batch_B[0]))
+            batch_B = self.batches_SB[state.global_step]
+            first = self.loss.describe(int(batch_B[0]))
             raise NotFiniteError(f"the gradient of a batch of {len(batch_B)} that begins with {first} is not finite")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Record the losses of the last steps too, which not every version of transformers does."""
+        """End the training when the time is over. Record the losses of the last steps too, which not every version of
+        transformers does."""
         self._advance()
-        if state.global_step >= state.max_steps:
+        self.is_out_of_time = state.global_step < state.max_steps and monotonic() >= self._end
+        if self.is_out_of_time:
+            control.should_training_stop = control.should_save = True
+        if self.is_out_of_time or state.global_step >= state.max_steps:
             control.should_log = True
             control.should_evaluate = args.eval_strategy != IntervalStrategy.NO
 
@@ -194,14 +188,10 @@ def checkpoint_folder(work: Path, step: int) -> Path:
 
 
 def latest_state(work: Path) -> TrainerState:
-    """The state of the trainer at the last checkpoint that is whole; a new one if there is none. Later ones are
-    removed."""
-    steps = sorted((int(folder.name.partition("-")[2]) for folder in work.glob("checkpoint-*")), reverse=True)
-    for folder in (checkpoint_folder(work, step) for step in steps):
-        if (folder / MANIFEST).exists():  # else a process was killed while it wrote it
-            with suppress(FolderError):
-                if not check_every_byte(folder):
-                    return TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
-            _logger.warning("%s is damaged: an earlier checkpoint is used, or the training begins again.", folder)
-        shutil.rmtree(folder)
+    """The state of the trainer at the last checkpoint; a new one if there is none."""
+    for step in sorted((int(folder.name.partition("-")[2]) for folder in work.glob("checkpoint-*")), reverse=True):
+        folder = checkpoint_folder(work, step)
+        if (folder / TRAINER_STATE_NAME).exists():
+            return TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+        shutil.rmtree(folder)  # it was not written to its end
     return TrainerState()
