@@ -54,8 +54,6 @@ PLAIN_SHARE = 8
 IN_TURN = 64
 """Examples that the plain loop and the engine read in turn, so that both meet the same times of a busy machine."""
 STRIDES = 50
-DRAWN = 8
-"""Candidates of an example that a step reads."""
 TRAINING = TrainingOptions(steps=6, batch=8, held_out=0)
 CANDIDATES = CandidateOptions()
 
@@ -129,7 +127,7 @@ def train_steps(index: Index, documents: Sequence[Document], encoder_name: str, 
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": one.id, "text": one.text}) + "\n" for one in documents))
     signals = make_signals(folder / "signals", str(corpus), index, load_local_model(TINY), examples)
-    reading = RerankerOptions(tokens=32, max_length=128, candidates=DRAWN)
+    reading = RerankerOptions(tokens=32, max_length=128)
     print(f"\n{'training, pairs/s':<28}{'':>15}{'ratio':>8}")
     base = None
     precisions: tuple[Precision, ...] = ("float32", "bfloat16")
@@ -140,7 +138,7 @@ def train_steps(index: Index, documents: Sequence[Document], encoder_name: str, 
             begin = time.perf_counter()
             train_reranker(signals, folder / "reranker", encoder_name, options, reading, index=index, force=True)
             seconds.append(time.perf_counter() - begin)
-        pairs = (TRAINING.steps - 1) * TRAINING.batch * DRAWN
+        pairs = (TRAINING.steps - 1) * TRAINING.batch * CANDIDATES.candidates
         rate = pairs / (seconds[1] - seconds[0])
         base = base or rate
         print(f"{precision + (', dropout' if dropout else ', no dropout'):<28}{rate:>15.1f}{rate / base:>8.2f}")

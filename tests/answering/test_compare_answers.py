@@ -59,6 +59,20 @@ def test_questions_without_a_passage_are_counted(files: Path, kind: str) -> None
     assert "4 were asked without a passage" in done(*nothing).out
 
 
+def test_questions_without_gold_answers_have_no_measures(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "bare.jsonl").write_text('{"question": "who found radium", "answers": []}\n' * 2)
+    asked = ["qa", tmp_path / "bare.jsonl", "--lm", "ralm-tiny", "--index", files / "index", "--new-tokens", 2]
+    shown = done(*asked).out
+    assert "2 questions: no measure counts" in shown
+    assert "an answer is in the first" not in shown
+
+
+def test_folders_without_a_page_say_what_to_do(files: Path) -> None:
+    for folder in (files / "choice" / "documents-1", files / "qa"):
+        failed(ralm("report", folder), 2, "give several runs to compare")
+    failed(ralm("report", files / "qa", files / "qa"), 1, "of a sweep those inside it")
+
+
 def test_runs_of_choices(files: Path) -> None:
     one, two = files / "choice" / "documents-1", files / "choice" / "documents-2"
     compared: Any = printed("report", one, two)

@@ -29,6 +29,11 @@ def test_a_measure_that_a_run_lacks_is_that_of_the_others() -> None:
     assert compared.estimates(1).keys() == {"score", "score_from_first", "more"}
 
 
+def test_a_run_in_which_nothing_counts_takes_the_figures_of_no_other() -> None:
+    compared = Comparison(["one", "two"], [table(score=([1.0], [1])), table(score=([0.0], [0]))])
+    assert (compared.estimates(0)["score"].value, compared.estimates(1)) == (1.0, {})
+
+
 def test_runs_over_other_targets_are_not_compared() -> None:
     compared = Comparison(["one", "two"], [table(score=([1.0], [1])), table("other", score=([2.0, 4.0], [1, 1]))])
     assert compared.estimates(1)["score"].value == 3.0

@@ -1,5 +1,6 @@
 """Sweeps: every point is an evaluation of its own, and what points share is done once."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import open_index
 from ralm.retrieval.random import RandomRetriever
+from ralm.runs.plot import draw_lines
 from ralm.runs.resume import sweep
 from ralm.runs.sweep import Sweep
 from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of
@@ -129,6 +131,23 @@ def test_temperatures_share_everything_and_query_lengths_the_baseline() -> None:
     assert scored(*temperatures) == scored(temperatures[0])
     one, other = (point(n, InContext(), replace(PLAN, query_tokens=n)) for n in (1, 4))
     assert scored(one, other) < scored(one) + scored(other)
+
+
+def test_values_become_names_of_folders_that_differ() -> None:
+    values = ["d/x.toml", "d_x.toml", "..", "reader=a:b,c", "é" * 300]
+    evaluations: dict[str, Any] = dict.fromkeys(values)
+    names = [*Sweep("prompt", evaluations, {}).folder_names().values()]
+    assert len({*names}) == len(values)
+    assert all(re.fullmatch(r"(?!.*\.\.)[A-Za-z0-9_.-]{1,104}", name) for name in names), names
+
+
+def test_a_value_without_an_interval_is_drawn_without_one(tmp_path: Path) -> None:
+    rows = [
+        {"stride": "4", "change": -0.1, "change_low": -0.2, "change_high": -0.05},
+        {"stride": "700", "change": 0.0, "change_low": None, "change_high": None},
+    ]
+    draw_lines("stride", rows, {"change": {"change": "from none"}}, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").exists()
 
 
 def test_a_sweep_needs_points() -> None:

@@ -133,19 +133,6 @@ def test_the_loss_is_that_of_the_plain_loop(signals: Signals, index: Index, init
         assert losses[place].item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_candidates_are_drawn_for_a_step_and_not_for_an_evaluation(signals: Signals, index: Index, init: str) -> None:
-    made, all_of_them = student(signals, index, init, candidates=2), student(signals, index, init)
-    examples = np.arange(10)
-    assert torch.equal(made.losses(examples), all_of_them.losses(examples))
-    made.in_step, losses = True, []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        losses.append(made.losses(examples))
-    first, again, other = losses
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
 def test_a_cross_encoder_can_be_trained_further(signals: Signals, index: Index, tmp_path: Path) -> None:
     init = save_tiny_cross_encoder(tmp_path / "init")
     one = TrainingOptions(steps=1, batch=2, held_out=0, learning_rate=1e-6, warmup=0)

@@ -148,7 +148,6 @@ EVAL = ["eval", "text.txt", *READ, *SHORT]
             "reranker already exists and is kept; choose another output, or replace it with",
         ),
         (TRAIN, ["--tokens", "33"], "33 tokens of the prefix leave too little room for a passage: bert"),
-        (TRAIN, ["--candidates", "1"], "--candidates must be at least 2, not 1"),
         (TRAIN, ["--held-out", "0.95"], "--held-out must be at least 0 and at most 0.9, not 0.95"),
         (TRAIN, ["--held-out", "0", "--patience", "3"], "--patience has no effect without a --held-out"),
         (TRAIN, ["--init", "./gone"], "there is no folder ./gone"),

@@ -73,6 +73,10 @@ class AnswerEvaluation(Generic[_Asked, _Judged]):
     documents: int
     seconds: float
 
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise UsageError("`questions` is empty: give at least one.")
+
     @property
     def has_choices(self) -> bool:
         """Whether the questions are multiple choice."""

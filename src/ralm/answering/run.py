@@ -119,7 +119,7 @@ def sweep_answers(
     """Evaluate the same questions with the arguments of `evaluate_answers` of every value of an option; values with one
     source share retrievals. With `out`, write the folder of the sweep, and resume as `run_questions`."""
     configs = {value: questions_config(model=model, **point) for value, point in points.items()}
-    settings: _Config = {"option": option, "points": [*configs.values()]}
+    settings: _Config = {"option": option, "points": {**configs}}
     hits = [point.get("parts", IN_CONTEXT).hits for point in points.values()]
     shared = share_retrievals([point.get("source") for point in points.values()], hits)
     if out is not None:

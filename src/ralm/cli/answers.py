@@ -50,18 +50,20 @@ def _notes_on_choices(summary: Mapping[str, Any]) -> list[str]:
         notes.append(f"mean of subjects {summary['mean_of_subjects']:.1%}")
     if summary["no_choice"]:
         notes.append(f"{summary['no_choice']:,} answers are no letter")
-    return [*notes, "gold log prob: natural logarithm of the right choice's probability"]
+    if "gold_log_prob" in summary:
+        notes.append("gold log prob: natural logarithm of the right choice's probability")
+    return notes
 
 
 def _notes_on_answers(summary: Mapping[str, Any]) -> list[str]:
-    notes = ["gold log prob: nats a token of the gold answer"]
+    notes = ["gold log prob: nats a token of the gold answer"] if "gold_log_prob" in summary else []
     if summary["without_answers"]:
         notes.append(f"{summary['without_answers']:,} without gold answers, not judged")
     missing = summary["questions"] - summary["without_answers"] - summary["gold_scored"]
     if missing and summary["gold_scored"]:
         notes.append(f"{missing:,} gold answers could not be scored")
-    if shares := summary.get("has_answer_at"):
-        known = {k: share for k, share in shares.items() if share is not None}
+    known = {k: share for k, share in summary.get("has_answer_at", {}).items() if share is not None}
+    if known:
         notes.append("an answer is in the first " + ", ".join(f"{k}: {share:.1%}" for k, share in known.items()))
     return notes
 
@@ -107,11 +109,11 @@ def print_answers_report(report: Mapping[str, Any]) -> None:
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     for one in report["questions"]:
         print_line(f"\n{one_line(one['question'])}")
-        print_line(f"  gold answers    {one_line(' | '.join(one['answers']))}")
-        print_line(f"  {'with passages' if one['passages'] else 'closed book':<16}{_verdict(one)}")
+        print_line(f"  gold answers      {one_line(' | '.join(one['answers']))}")
+        print_line(f"  {'with passages' if one['passages'] else 'closed book':<18}{_verdict(one)}")
         for label, book in (("without passages", "without_passages"), ("closed book", "closed_book")):
             if one[book]:
-                print_line(f"  {label:<16}{_verdict(one[book])}")
+                print_line(f"  {label:<18}{_verdict(one[book])}")
         for rank, source in enumerate(one["passages"], 1):
             passage = passages[source["passage"]]
             name, place = one_line(passage["title"] or passage["document_id"]), one_line(passage["place"])

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import ralm
 from ralm.cli import flags, options
+from ralm.errors import UsageError
 from ralm.options import Needs, Option
 
 _TOKENS, _TOKENS_OF_A_PAGE = 400, 4000
@@ -14,7 +15,7 @@ _QUESTIONS, _QUESTIONS_OF_A_PAGE = 10, 1000
 _SHOWN: Final = Needs("output on the terminal, not `html`", lambda own: not own.html)
 _SINGLE: Final = Needs("a single run", lambda own: len(own.runs) == 1)
 _SEVERAL: Final = Needs("several runs", lambda own: len(own.runs) > 1)
-_TEXT: Final = Needs("a single run of `ralm eval`", lambda own: _SINGLE.met(own) and not _wrote(own.runs[0], "answers"))
+_TEXT: Final = Needs("a single run of `ralm eval`", lambda own: _SINGLE.met(own) and _wrote(own.runs[0], "run"))
 _ASKED: Final = Needs("a single run of `ralm qa`", lambda own: _SINGLE.met(own) and _wrote(own.runs[0], "answers"))
 
 
@@ -56,7 +57,8 @@ def report_command(
         from ralm.cli.results import print_comparison
 
         compared = ralm.compare_runs(runs)
-        printed = replace(compared, names=[run.name for run in runs])
+        short = [run.name for run in runs]
+        printed = replace(compared, names=short if len({*short}) == len(short) else compared.names)
         flags.TableOutput(compared.as_json, partial(print_comparison, printed, "run")).print(json=json, latex=latex)
         return
 
@@ -69,6 +71,10 @@ def report_command(
     if html is not None:
         check_output_file(html, force)
     (run,) = runs
+    if _wrote(run, "choices", "sweep"):
+        raise UsageError(
+            f"{run} has no text or answers to show: give several runs to compare, or read its summary.json."
+        )
     report: Any
     if _wrote(run, "answers"):
         usual = _QUESTIONS_OF_A_PAGE if html is not None else None if json else _QUESTIONS

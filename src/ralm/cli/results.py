@@ -106,8 +106,13 @@ def print_comparison(compared: Comparison, heading: str) -> None:
             figure = with_interval(compared.figures[measure][place], change_form if column.base else figure_form)
             change = compared.changes[measure].get(place)
             changed = "" if change is None else with_interval(change, change_form)
-            label = measure.replace("_", " ") if place == min(columns) else ""
+            counted = int((column.units.counts_U > 0).sum())
+            of = "" if counted == compared.units else f" ({counted:,} {compared.noun})"
+            label = measure.replace("_", " ") + of if place == min(columns) else ""
             rows.append([label, one_line(compared.names[place]), figure, changed])
+    if not rows:
+        print_line(f"  {compared.units:,} {compared.noun}: no measure counts in all of them")
+        return
     others = ["change from the first"] if len(compared.names) > 1 else []
     print_table(["", heading, "", *others], [row[: 3 + len(others)] for row in rows], pad_edge=False)
     if "change" in compared.columns:

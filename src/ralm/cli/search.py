@@ -176,7 +176,7 @@ def _judge(source: Path, judging: JudgingOptions, retrieval: RetrieverOptions, k
     compared = ralm.Comparison(names[::-1], [one.units for one in reversed(judged)])
     configs: list[JsonValue] = [sources[name].config if name in sources else {"run": name} for name in names]
     return flags.TableOutput(
-        lambda: {**compared.as_json(), "by_topic": judged[0].by_topic(), "config": {"k": depth, "runs": configs}},
+        lambda: {**compared.as_json(), "by_topic": judged[0].by_topic(), "config": {"k": depth, "runs": configs[::-1]}},
         partial(print_comparison, compared, "run"),
     )
 

@@ -78,10 +78,12 @@ class Comparison:
         return {name: columns for name, columns in by_name.items() if columns}
 
     def _shared(self, name: str) -> dict[int, Column]:
-        columns = {place: table.columns[name] for place, table in enumerate(self.tables) if name in table.columns}
-        alike = [columns[place].units.counts_U > 0 for place in columns if self._is_alike(place)]
-        counted_U = np.logical_and.reduce(alike) if alike else np.zeros(0, dtype=np.bool_)
-        shared = {place: one.select(counted_U) if self._is_alike(place) else one for place, one in columns.items()}
+        tables = enumerate(self.tables)
+        known = {place: table.columns[name] for place, table in tables if name in table.columns}
+        counting = {place: one for place, one in known.items() if one.units.counts_U.any()}
+        alike = [one.units.counts_U > 0 for place, one in counting.items() if self._is_alike(place)]
+        shared_U = np.logical_and.reduce(alike) if alike else np.zeros(0, dtype=np.bool_)
+        shared = {place: one.select(shared_U) if self._is_alike(place) else one for place, one in counting.items()}
         return {place: one for place, one in shared.items() if one.units.counts_U.any()}
 
     def _is_alike(self, place: int) -> bool:

@@ -191,7 +191,10 @@ class JudgedRun:
     @property
     def units(self) -> UnitTable:
         """The measures of each topic."""
-        columns = {name: Column(Units.each(values_U), "mean") for name, values_U in self.values.items()}
+        columns = {
+            name: Column(Units.each(values_U), "share" if np.isin(values_U, (0, 1)).all() else "mean")
+            for name, values_U in self.values.items()
+        }
         return UnitTable("topics", "\n".join(self.topics), columns)
 
     def by_topic(self) -> dict[str, JsonValue]:

@@ -26,8 +26,9 @@ def draw_lines(over: str, rows: Sequence[dict[str, Any]], panels: Mapping[str, M
             known = [row for row in rows if row.get(column) is not None]
             at = [places[row[over]] for row in known]
             [line] = axes.plot(at, [row[column] for row in known], form, label=name)
-            if known and known[0].get(f"{column}_low") is not None:
-                low, high = ([row[f"{column}{end}"] for row in known] for end in ("_low", "_high"))
+            if ended := [row for row in known if row.get(f"{column}_low") is not None]:
+                at = [places[row[over]] for row in ended]
+                low, high = ([row[f"{column}{end}"] for row in ended] for end in ("_low", "_high"))
                 draw = axes.vlines if form == "o" else axes.fill_between
                 draw(at, low, high, color=line.get_color(), alpha=0.3)
         axes.set_xlabel(over)

@@ -97,7 +97,7 @@ def sweep(
         raise UsageError("`points` is empty: give the settings of at least one value.")
     if scoring.Scorer.of(model).bounds is not None:
         raise UsageError(
-            f"{model.name} gives bounds of log-probabilities, which do not decide a gain: use `ralm eval`."
+            f"{model.name} gives bounds of log-probabilities, which do not decide a gain: leave `over` out."
         )
     if out is not None:
         check_output(Path(out), kind=SWEEP_KIND, force=force)
@@ -106,7 +106,7 @@ def sweep(
         value: run.evaluation_config(name, beginning, model, settings, limit_tokens)
         for value, settings in points.items()
     }
-    config: dict[str, JsonValue] = {"option": option, "points": [*configs.values()]}
+    config: dict[str, JsonValue] = {"option": option, "points": {**configs}}
     scored: Any = (scoring.Scorer.of(model), [*points.values()])
     with nullcontext(scored) if out is None else _resumed(out, config, model, scored[1], force=force) as resumed:
         scorer, stored = resumed

@@ -5,6 +5,7 @@ each value as a folder.
 """
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,9 @@ _PANELS: Final = {
     "log-probability, nats": {"gold_log_prob": "right answer"},
 }
 """What the plot shows: measures with their labels, by the label of the axis."""
+
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]+|\.\.+")
+_LONGEST_NAME: Final = 100
 
 _logger = logging.getLogger(__name__)
 
@@ -80,16 +84,23 @@ class Sweep(Generic[_Evaluated]):
     def summary(self) -> dict[str, JsonValue]:
         """Return for each value the summary of its evaluation, its figures beside those of the others, and its
         configuration."""
-        points: list[JsonValue] = [
-            {
-                self.option: value,
-                **one.summary(),
-                **fields_of(self.comparison.estimates(place)),
-                "config": self.configs[value],
+        points: list[JsonValue] = []
+        for place, (value, one) in enumerate(self.evaluations.items()):
+            unshared = one.units.columns.keys() - self.comparison.columns.keys()
+            own = {
+                key: figure for key, figure in one.summary().items() if key.removesuffix("_interval") not in unshared
             }
-            for place, (value, one) in enumerate(self.evaluations.items())
-        ]
+            shared = fields_of(self.comparison.estimates(place))
+            points.append({self.option: value, **own, **shared, "config": self.configs[value]})
         return {"option": self.option, "points": points}
+
+    def folder_names(self) -> dict[str, str]:
+        """Return the name of the folder of each value's run, which any file system and a manifest can hold."""
+        names: dict[str, str] = {}
+        for place, value in enumerate(self.evaluations):
+            name = _UNSAFE.sub("_", f"{self.option}-{value}")[:_LONGEST_NAME]
+            names[value] = f"{name}-{place}" if name in names.values() else name
+        return names
 
 
 def check_plot() -> None:
@@ -111,8 +122,8 @@ def write_sweep(
     names = dict.fromkeys(name for row in rows for name in row)
     rows = [{name: row.get(name) for name in names} for row in rows]
     with outputs.new_folder(Path(out), kind=SWEEP_KIND, force=force) as folder:
-        for value, evaluation in swept.evaluations.items():
-            write(folder / f"{swept.option}-{value}".replace("/", "_"), evaluation, swept.configs[value])
+        for value, name in swept.folder_names().items():
+            write(folder / name, swept.evaluations[value], swept.configs[value])
         pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / SWEEP_TABLE)
         try:
             check_plot()

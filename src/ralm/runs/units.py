@@ -54,7 +54,10 @@ def read_units(folder: Path) -> UnitTable:
     """Read the table of units of a run; FolderError or DamagedFolderError if the folder holds none."""
     files = manifest.read_manifest(folder, kind=FolderKind(manifest.kind_of(folder))).files
     if UNITS not in files:
-        raise FolderError(f"{folder} is no run that can be compared: give folders of `ralm eval` or `ralm qa`.")
+        raise FolderError(
+            f"{folder} is no run that can be compared: give folders of `ralm eval` or `ralm qa`, of a sweep those "
+            f"inside it; if it is one of an earlier version, {_REMEDY}."
+        )
     with damage_errors(folder, _REMEDY):
         table = pq.read_table(folder / UNITS)
         metadata = table.schema.metadata or {}

@@ -48,19 +48,16 @@ class CrossEncoderLoss(ExampleLoss):
         super().__init__()
         self.model = pairs.model
         self.documents_E = signals.documents_E
-        self.at_once = max(1, reading.pairs // min(reading.candidates or signals.width, signals.width))
+        self.at_once = max(1, reading.pairs // signals.width)
         self._pair_model = pairs
         self._signals = signals
         self._passages = passages
-        self._reading = reading
         self._prefixes = signals.texts("prefix")
         self._prior_K = rank_prior(pairs.rank_weight, signals.width)
 
     def losses(self, examples_B: IntArray) -> torch.Tensor:
-        """Eq. 9 (B); in a step over as many candidates of each example as the options say, drawn at random."""
+        """Eq. 9 (B)."""
         there_BK = self._signals.passages_EK[examples_B] != NO_PASSAGE
-        if self.in_step and self._reading.candidates is not None:
-            there_BK &= _drawn(there_BK, self._reading.candidates)
         scores_P = self._scores(self._pairs(examples_B, there_BK))
         there = torch.from_numpy(there_BK).to(scores_P.device)
         scores_BK = torch.zeros(there.shape, dtype=scores_P.dtype, device=scores_P.device)
@@ -95,9 +92,3 @@ class CrossEncoderLoss(ExampleLoss):
         groups = self._pair_model.batches(pairs, _PAIRS_A_PASS)
         scores_P = torch.cat([self._pair_model.logits([pairs[place] for place in group]) for group in groups])
         return scores_P[torch.tensor(np.argsort(np.concatenate(groups)), device=scores_P.device)]
-
-
-def _drawn(there_BK: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-    """`count` candidates of each example, or all if it has fewer, each set of them equally likely."""
-    keys_BK = np.where(there_BK, torch.rand(there_BK.shape).numpy(), 2.0)
-    return keys_BK.argsort(axis=1).argsort(axis=1) < count

@@ -72,9 +72,6 @@ class RerankerOptions(_Checked):
     max_length: Annotated[
         int | None, Option("Most tokens of prefix and passage together.", default_text="as many as the model takes")
     ] = None
-    candidates: Annotated[
-        int | None, Option("Candidates of an example, drawn at random for each step.", minimum=2, default_text="all")
-    ] = None
     rank_prior: Annotated[bool, Option("Let the retriever's rank count too, with a weight that is fitted.")] = True
     pairs: Annotated[int, Option("Pairs of prefix and passage in memory at once.")] = 32
 

@@ -8,12 +8,13 @@ import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
@@ -22,7 +23,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import IntervalStrategy
 
-from ralm.errors import StorageError, short_message
+from ralm.errors import DamagedFolderError, StorageError, short_message
 from ralm.records import IntArray
 from ralm.terminal import Advance
 from ralm.training.options import TrainingOptions
@@ -38,7 +39,7 @@ class ExampleLoss(torch.nn.Module, ABC):
     """A loss of numbered examples, which are from the documents with the ids `documents_E`, as the trainers call it.
 
     `model` has all weights that training changes. A step accumulates the gradient of a batch over parts of at most
-    `at_once` examples. The trainer calls `callbacks` too. `in_step` tells a step from an evaluation.
+    `at_once` examples. The trainer calls `callbacks` too.
     """
 
     trainer: "ClassVar[type[EncoderTrainer] | type[RerankerTrainer]]"
@@ -46,7 +47,6 @@ class ExampleLoss(torch.nn.Module, ABC):
     documents_E: Sequence[str]
     at_once: int = 1
     callbacks: Sequence[TrainerCallback] = ()
-    in_step: bool = False
 
     @abstractmethod
     def losses(self, examples_B: IntArray) -> torch.Tensor:
@@ -90,8 +90,7 @@ class _ExampleTrainer:
         """Describe nothing for the hub."""
 
     def compute_loss(self, model: Any, *arguments: Any, **more: Any) -> Any:
-        """Tell the loss whether this is a step; leave out dropout if the options say so."""
-        self.loss.in_step = model.training
+        """Leave out dropout if the options say so."""
         model.train(model.training and self.options.dropout)
         return super().compute_loss(model, *arguments, **more)  # type: ignore[misc]
 
@@ -123,7 +122,12 @@ class _ExampleTrainer:
         (Path(output_dir) / _WEIGHTS).write_bytes(save(weights))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str) -> None:
-        self.model.load_state_dict(load((Path(resume_from_checkpoint) / _WEIGHTS).read_bytes()))
+        try:
+            weights = load((Path(resume_from_checkpoint) / _WEIGHTS).read_bytes())
+        except (OSError, SafetensorError) as error:
+            fault = f"{resume_from_checkpoint} is damaged ({short_message(error)})"
+            raise DamagedFolderError(f"{fault}: remove it to go on from the checkpoint before.") from error
+        self.model.load_state_dict(weights)
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)
@@ -191,7 +195,7 @@ def latest_state(work: Path) -> TrainerState:
     """The state of the trainer at the last checkpoint; a new one if there is none."""
     for step in sorted((int(folder.name.partition("-")[2]) for folder in work.glob("checkpoint-*")), reverse=True):
         folder = checkpoint_folder(work, step)
-        if (folder / TRAINER_STATE_NAME).exists():
+        with suppress(OSError, ValueError):
             return TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         shutil.rmtree(folder)  # it was not written to its end
     return TrainerState()
