@@ -32,7 +32,7 @@ def reading_of(log_probs: list[float]) -> Reading:
     nothing = np.full((count, 1), NO_PASSAGE), np.ones((count, 1), dtype=np.float32)
     scored = ScoredTokens(places_T, places_T, log_probs_T, Provenance(*nothing))
     measures = Measures(tokens=count, words=count, bytes=count, nll=-float(log_probs_T.sum()))
-    return Reading(scored=scored, measures=measures, seconds=1.0, unit="stretch", unit_T=places_T)
+    return Reading(scored=scored, measures=measures, seconds=1.0, unit="stretches", unit_T=places_T)
 
 
 def answered(*tokens: GeneratedToken) -> AnswerEvaluation[Question, JudgedAnswer]:

@@ -134,7 +134,7 @@ def test_temperatures_share_everything_and_query_lengths_the_baseline() -> None:
 
 
 def test_values_become_names_of_folders_that_differ() -> None:
-    values = ["d/x.toml", "d_x.toml", "..", "reader=a:b,c", "é" * 300]
+    values = ["d_x.toml-2", "d/x.toml", "d_x.toml", "..", "reader=a:b,c", "é" * 300]
     evaluations: dict[str, Any] = dict.fromkeys(values)
     names = [*Sweep("prompt", evaluations, {}).folder_names().values()]
     assert len({*names}) == len(values)

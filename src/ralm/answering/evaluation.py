@@ -82,7 +82,7 @@ class AnswerEvaluation(Generic[_Asked, _Judged]):
         """Whether the questions are multiple choice."""
         return isinstance(self.rows[0].question, ChoiceQuestion)
 
-    @property
+    @cached_property
     def units(self) -> UnitTable:
         """The measures of the answers of each question."""
         return self._units([row.judged for row in self.rows], has_passages=True)
@@ -112,16 +112,14 @@ class AnswerEvaluation(Generic[_Asked, _Judged]):
         """Return the measures with 95% intervals over questions, shares as fractions, log-probabilities in nats a
         token. Figures of several ways of asking are of the same questions; `gold_scored` counts those whose gold answer
         could be scored in all."""
-        books = self.books
-        own, last = {}, len(books.names) - 1
+        books, last = self.books, len(self.books.names) - 1
+        *others, own = (
+            fields_of({measure: of[place] for measure, of in books.figures.items() if place in of})
+            for place in range(len(books.names))
+        )
         found: dict[str, JsonValue] = {"questions": len(self.rows)}
-        for place, name in enumerate(books.names):
-            figures = fields_of({measure: of[place] for measure, of in books.figures.items() if place in of})
-            if place < last:
-                found[name.replace(" ", "_")] = figures
-            else:
-                own = figures
-        found = {**found, **own, **self._counts()}
+        found |= {name.replace(" ", "_"): figures for name, figures in zip(books.names, others, strict=False)}
+        found |= own | self._counts()
         if last:
             found["difference"] = fields_of({name: of[last] for name, of in books.changes.items() if last in of})
         found["seconds"] = self.seconds

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,10 +60,8 @@ def print_measures(rows: Mapping[str, perplexity.Reading], changes: Mapping[str,
     first = next(iter(rows.values())).measures
     print_line(f"  {first.tokens:,} tokens, {first.words:,} words; change: of the token perplexity from the first row")
     if changes:
-        unit, estimates = next(iter(rows.values())).unit, dict(enumerate(changes.values()))
-        print_line(
-            f"  {_about_units(estimates[0].units, f'{unit}s' if unit == 'document' else 'stretches', [estimates])}"
-        )
+        estimates = [*changes.values()]
+        print_line(f"  {_about_units(estimates[0].units, next(iter(rows.values())).unit, estimates)}")
     for name, shown in measures.items():
         if "exact" in shown:
             print_line(f"  {name}: {to_float(shown['exact']):.1%} of the tokens are known, the others by bounds")
@@ -117,11 +115,13 @@ def print_comparison(compared: Comparison, heading: str) -> None:
     print_table(["", heading, "", *others], [row[: 3 + len(others)] for row in rows], pad_edge=False)
     if "change" in compared.columns:
         print_line("  change: of the token perplexity from that without passages")
-    print_line(f"  {_about_units(compared.units, compared.noun, compared.figures.values())}")
+    figures = [one for of_runs in compared.figures.values() for one in of_runs.values()]
+    print_line(f"  {_about_units(compared.units, compared.noun, figures)}")
 
 
-def _about_units(units: int, noun: str, figures: Iterable[Mapping[int, Estimate]]) -> str:
-    known = any(one.ends for of in figures for one in of.values())
+def _about_units(units: int, noun: str, estimates: Sequence[Estimate]) -> str:
+    """What intervals are over, or why there are none."""
+    known = any(one.ends for one in estimates)
     what = f"stretches of {STRETCH} tokens" if noun == "stretches" else noun
     return f"{units:,} {what}: {'95% intervals, each for itself' if known else NO_INTERVAL}"
 

@@ -107,7 +107,7 @@ class Reading:
     scored: ScoredTokens
     measures: Measures
     seconds: float
-    unit: Literal["document", "stretch"]
+    unit: Literal["documents", "stretches"]
     unit_T: IntArray
     upper: "Reading | None" = None
 
@@ -174,8 +174,7 @@ class Evaluation:
                 columns["change"] = Column(nlls, "perplexity", base=none)
         targets = np.concatenate([scored.tokens_T, scored.positions_T, self.prepared.document_T])
         identity = hashlib.sha256(targets.astype(np.int64).tobytes()).hexdigest()
-        noun = "documents" if self.reading.unit == "document" else "stretches"
-        return UnitTable(noun, identity, columns)
+        return UnitTable(self.reading.unit, identity, columns)
 
     def summary(self) -> dict[str, JsonValue]:
         """Return the measures, with those of the baseline, and if they are known the gain over it in nats and the
@@ -296,7 +295,7 @@ def timed(prepared: PreparedText, score: Callable[[], ScoredTokens]) -> Reading:
         scored=scored,
         measures=measures,
         seconds=seconds,
-        unit="document" if has_documents else "stretch",
+        unit="documents" if has_documents else "stretches",
         unit_T=prepared.document_T if has_documents else stretches(len(scored)),
     )
 

@@ -86,7 +86,7 @@ class Sweep(Generic[_Evaluated]):
         configuration."""
         points: list[JsonValue] = []
         for place, (value, one) in enumerate(self.evaluations.items()):
-            unshared = one.units.columns.keys() - self.comparison.columns.keys()
+            unshared = self.comparison.tables[place].columns.keys() - self.comparison.columns.keys()
             own = {
                 key: figure for key, figure in one.summary().items() if key.removesuffix("_interval") not in unshared
             }
@@ -99,7 +99,9 @@ class Sweep(Generic[_Evaluated]):
         names: dict[str, str] = {}
         for place, value in enumerate(self.evaluations):
             name = _UNSAFE.sub("_", f"{self.option}-{value}")[:_LONGEST_NAME]
-            names[value] = f"{name}-{place}" if name in names.values() else name
+            while name in names.values():
+                name = f"{name}-{place}"
+            names[value] = name
         return names
 
 
