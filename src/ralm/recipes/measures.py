@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from ralm.answering import multiple_choice, run as answering
 from ralm.corpus.decontamination import Decontamination
 from ralm.errors import UsageError
-from ralm.evaluation.intervals import Estimate, Statistic, Units, compare, estimate, stretches
+from ralm.evaluation.comparison import Column
+from ralm.evaluation.intervals import Estimate, Units, stretches
 from ralm.recipes.steps import Step
 from ralm.records import DoubleArray, IntArray
 from ralm.retrieval.index import open_index
@@ -56,21 +57,15 @@ _WORD: Final = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sample:
-    """The units of a figure, its statistic, and a factor such as 100 for percent. With a `base`, the figure is the
-    change from it."""
+class Sample(Column):
+    """The units of a figure, with a factor such as 100 for percent."""
 
-    units: Units
-    statistic: Statistic
     factor: float = 1.0
-    base: Units | None = None
 
     @property
     def estimate(self) -> Estimate:
         """The figure with its interval."""
-        if self.base is None:
-            return estimate(self.units, self.statistic).times(self.factor)
-        return compare(self.units, self.base, self.statistic).times(self.factor)
+        return self.figure.times(self.factor)
 
 
 @dataclass(frozen=True, slots=True)
