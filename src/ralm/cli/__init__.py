@@ -17,13 +17,7 @@ import typer
 from ralm.cli.flags import Output, command
 from ralm.cli.help import CommandsInGroups, CommandWithGroups
 from ralm.cli.models import end_command
-from ralm.cli.process import (
-    escape_unprintable,
-    library_messages,
-    print_error,
-    quietly,
-    signals_unwind,
-)
+from ralm.cli.process import escape_unprintable, library_messages, print_error, quietly, signals_unwind
 from ralm.cli.settings import WITH_SETTINGS
 from ralm.errors import RalmError, UsageError
 from ralm.processes import collect_rarely

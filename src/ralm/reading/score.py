@@ -21,17 +21,7 @@ from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.rows import StrideRows
 from ralm.reading.sampling import Sampling, draw_token
 from ralm.reading.tokens import PreparedText
-from ralm.records import (
-    DoubleArray,
-    FloatArray,
-    Hits,
-    IntArray,
-    Passages,
-    Provenance,
-    Readings,
-    Request,
-    ScoredTokens,
-)
+from ralm.records import DoubleArray, FloatArray, Hits, IntArray, Passages, Provenance, Readings, Request, ScoredTokens
 
 _TEXTS_AT_ONCE: Final = 32
 """Texts of which the next token is predicted together."""

@@ -19,14 +19,7 @@ from ralm.records import Passage
 from ralm.serving import answers, errors, indexes, text_sources
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits
-from ralm.serving.prompts import (
-    TOO_LONG,
-    TokenLabels,
-    check_bytes,
-    check_scores,
-    check_size,
-    most_bytes,
-)
+from ralm.serving.prompts import TOO_LONG, TokenLabels, check_bytes, check_scores, check_size, most_bytes
 from ralm.validation import MAX_SEED
 
 _SHARE: Final = 4

@@ -35,17 +35,7 @@ from ralm.options import without_none
 from ralm.retrieval.bm25.kernels import load_compiler
 from ralm.retrieval.summary import corpus_title
 from ralm.runs.report import render_page
-from ralm.serving import (
-    connections,
-    errors,
-    jobs,
-    middleware,
-    options,
-    proxy,
-    requests,
-    retrieval_routes,
-    routes,
-)
+from ralm.serving import connections, errors, jobs, middleware, options, proxy, requests, retrieval_routes, routes
 from ralm.serving.search_service import SearchService
 from ralm.serving.service import Service
 from ralm.settings import CATALOGUES

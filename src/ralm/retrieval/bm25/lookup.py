@@ -16,14 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25 import kernels
-from ralm.retrieval.bm25.batch import (
-    ALIGNED,
-    BLOCK_BITS,
-    MaskBits,
-    SearchBatch,
-    WeightedQueries,
-    may_be_found,
-)
+from ralm.retrieval.bm25.batch import ALIGNED, BLOCK_BITS, MaskBits, SearchBatch, WeightedQueries, may_be_found
 from ralm.retrieval.bm25.collection import (
     PARTITION,
     STEP_BITS,

@@ -5,14 +5,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import (
-    Backend,
-    ServerKind,
-    answer_field,
-    expect_length,
-    parsing,
-    unexpected,
-)
+from ralm.lm.api.backends import Backend, ServerKind, answer_field, expect_length, parsing, unexpected
 from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, parse_log_probs
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
