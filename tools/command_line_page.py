@@ -21,20 +21,17 @@ the environment turns off only progress, in Python programs too.
 
 def page() -> str:
     """The whole page."""
-    commands: Any = program()
-    return "\n".join([HEAD, *_sections(commands, "ralm")])
+    return "\n".join([HEAD, *_sections(program(), "ralm")])
 
 
-def _sections(command: Any, name: str) -> Iterator[str]:
+def _sections(command: Any, name: str, parent: Any = None) -> Iterator[str]:
     """A section for a command, and for each command within it."""
-    yield _section(command, name)
-    for inner, one in getattr(command, "commands", {}).items():
-        yield from _sections(one, f"{name} {inner}")
-
-
-def _section(command: Any, name: str) -> str:
-    context = command.make_context(name, [], resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH)
-    return f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
+    context = command.make_context(
+        name, [], parent=parent, resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH
+    )
+    yield f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+    for inner, subcommand in getattr(command, "commands", {}).items():
+        yield from _sections(subcommand, inner, context)
 
 
 if __name__ == "__main__":
