@@ -1,107 +1,141 @@
-"""Time to the first token of answers with and without the cache of passages.
+"""Time to the first token through `ralm serve` when the same passages come again, with and without the cache.
 
-    python -m benchmarks.passage_cache [LM] [--questions 200] [--passages 50] [--k 5] [--reader ensemble]
+    python -m benchmarks.passage_cache [LM] [--tokens 200 550] [--documents 5] [--clients 8] [--topics 4] [--source DIR]
 
-Questions of NQ with k of the passages of other questions, drawn by Zipf's law: popular ones are read again and again.
-Each question is asked with an empty cache, and with the one that the questions before have filled; processor time of
-one thread, from the question to its first token. Figures of the second half of the questions. First tokens and their
-log-probabilities are compared with those of prompts that are read whole. The data must be beside the checkout.
+Each topic has its own passages of so many tokens. A first request for a topic reads them; then each of the clients asks
+another question about each topic, which finds the same passages in the same order: as an ensemble, and all in one
+prompt. The server is a process of its own with default options, once with `passage_cache=0`. "read again" are tokens of
+a passage that the second request read, at most. `--source` is the `src` folder of another version, which is asked in
+turn with this one. SmolLM2 is read from the folder LM.
 """
 
 import argparse
-import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 
+import httpx
 import numpy as np
-import torch
-from pydantic import JsonValue
 
-from benchmarks.answering import DATA
-from ralm.answering.answerer import Answerer
-from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
-from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.registry import ModelOptions, load_local_model
-from ralm.lm.tokenizer import has_chat_template
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.parts import Parts
-from ralm.reading.sources import FromRetriever
-from ralm.records import Hits, Passage
+from benchmarks.api.material import print_table
+from benchmarks.serving import SERVING, program
+from ralm.lm.local.tokenization import load_model_tokenizer
+
+_READ = re.compile(r"^ralm_passage_cache_read (\S+)", re.MULTILINE)
+_QUESTIONS = ("What is known of it?", "Who has seen it before?", "Where may it be found?", "Since when is it so?")
+READERS = ("ensemble", "concatenation")
 
 
-@dataclass
-class Popular:
-    """A retriever that draws passages by Zipf's law."""
+@dataclass(frozen=True)
+class Server:
+    """A running server and the name of its model."""
 
-    passages: int
-    config: dict[str, JsonValue] = field(default_factory=dict)
+    model: str
+    url: str
 
-    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        weights = 1 / np.arange(1, self.passages + 1)
-        numbers_QK = np.stack(
-            [
-                np.random.default_rng(len(query)).choice(self.passages, k, replace=False, p=weights / weights.sum())
-                for query in queries
-            ]
-        )
-        return Hits(numbers_QK, np.ones(numbers_QK.shape, np.float32))
+    def first_token(self, topic: str, question: str, reader: str, documents: int) -> float:
+        """Return the seconds to the first token of an answer about a topic."""
+        body = {
+            "model": self.model,
+            "prompt": f"{topic} {topic} {topic}. {question}",
+            "max_tokens": 1,
+            "temperature": 0,
+            "ralm": {"reader": f"{reader}:documents={documents}"},
+        }
+        begin = time.perf_counter()
+        httpx.post(f"{self.url}/completions", json=body, timeout=600).raise_for_status()
+        return time.perf_counter() - begin
+
+    def read(self) -> float:
+        """Return the tokens of prompts that the server has read; NaN if it does not count them."""
+        counted = _READ.search(httpx.get(f"{self.url.removesuffix('/v1')}/metrics", timeout=60).text)
+        return float(counted[1]) if counted else float("nan")
 
 
-def read_json(name: str, count: int) -> list[dict[str, str]]:
-    with (DATA / name).open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in islice(lines, count)]
+@contextmanager
+def served(lm: str, index: Path, cache: str, source: str | None) -> Iterator[Server]:
+    """Serve a model with an index in a process of its own."""
+    path = {"PYTHONPATH": source} if source else {}
+    options = ["--lm-args", f"passage_cache={cache}"] if cache else []
+    command = [sys.executable, "-m", "ralm", "serve", "--lm", lm, "--index", str(index), "--port", "0", *options]
+    with program(["env", *(f"{name}={value}" for name, value in path.items()), *command], SERVING) as ready:
+        yield Server(ready[1], ready[2])
 
 
-def first_token(answerer: Answerer, question: str) -> tuple[float, int, float]:
-    """Milliseconds until the first token, the token, and its log-probability; -1 and 0 if the answer is empty."""
-    begin = time.process_time()
-    piece = next(iter(answerer.stream(question)), None)
-    seconds = time.process_time() - begin
-    token, log_prob = (piece.tokens[0].token, piece.tokens[0].log_prob) if piece is not None else (-1, 0.0)
-    return seconds * 1e3, token, log_prob
+def make_index(lm: str, folder: Path, topics: int, documents: int, tokens: int) -> Path:
+    """Index `documents` passages of about this many tokens for each topic, which are found by its name."""
+    draw, tokenizer = np.random.default_rng(tokens), load_model_tokenizer(lm, {}, {})
+    words = ["river", "stone", "early", "carry", "green", "under", "water", "night", "house", "paper", "bring", "small"]
+    corpus = folder / f"{tokens}.jsonl"
+    with corpus.open("w", encoding="utf-8") as lines:
+        for topic, number in product(range(topics), range(documents)):
+            text = f"topic{topic}" + f" topic{topic}" * number
+            while len(tokenizer.encode(text)) < tokens:
+                text += " " + " ".join(draw.choice(words, 8))
+            lines.write(f'{{"id": "{topic}-{number}", "text": "{text}"}}\n')
+    index = folder / f"{tokens}.index"
+    command = [sys.executable, "-m", "ralm", "index", str(corpus), "--out", str(index), "--words", "100000"]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "RALM_PROGRESS": "0"})
+    return index
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lm", nargs="?", default="smollm2")
-    parser.add_argument("--questions", type=int, default=200)
-    parser.add_argument("--passages", type=int, default=50)
-    parser.add_argument("--k", type=int, default=5)
-    parser.add_argument("--reader", choices=("ensemble", "concatenation"), default="ensemble")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[200, 550])
+    parser.add_argument("--documents", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--topics", type=int, default=2)
+    parser.add_argument("--readers", nargs="+", choices=READERS, default=READERS)
+    parser.add_argument("--source")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    loaded = load_local_model(args.lm, ModelOptions(passage_cache=4096))
-    prefixes = loaded.prefixes
-    without = LocalLanguageModel(loaded.name, loaded.model, loaded.tokenizer)
-    passages = [
-        Passage(number, str(number), one["title"], one["text"])
-        for number, one in enumerate(read_json("passages.jsonl", args.passages))
-    ]
-    source = FromRetriever(Popular(len(passages)), passages)
-    reader = Ensemble(documents=args.k) if args.reader == "ensemble" else Concatenation(documents=args.k)
-    prompt = open_prompt("chat" if has_chat_template(loaded.tokenizer) else "replug")
-    cold, warm = (
-        Answerer(model, prompt, source, parts=Parts(reader=reader), options=AnswerOptions(new_tokens=1), measured=False)
-        for model in (without, loaded)
-    )
+    versions = [("this", None), *([("other", args.source)] if args.source else [])]
     rows = []
-    for number, one in enumerate(read_json("questions.jsonl", args.passages + args.questions)[args.passages :], 1):
-        plain, kept = first_token(cold, one["question"]), first_token(warm, one["question"])
-        rows.append((plain[0], kept[0], plain[1] == kept[1], abs(plain[2] - kept[2])))
-        if number % 20 == 0:
-            print(f"{number}: cold {np.median([row[0] for row in rows]):.0f} ms", flush=True)
-    half = rows[len(rows) // 2 :]
-    p50, p50_kept = np.median([row[0] for row in half]), np.median([row[1] for row in half])
-    assert prefixes is not None
-    print(f"{args.lm}, {args.reader} of {args.k}, {args.questions} questions, {args.passages} passages")
-    print(f"p50 cold {p50:.0f} ms, warm {p50_kept:.0f} ms: {p50 / p50_kept:.1f} times")
-    same, difference = sum(row[2] for row in rows), max(row[3] for row in rows)
-    print(f"same first token: {same} of {len(rows)}; largest difference of log-probabilities {difference:.1e}")
-    print(f"{prefixes.found:,} tokens found, {prefixes.read:,} read, {prefixes.held / 1e6:,.0f} MB held")
+    with tempfile.TemporaryDirectory() as folder:
+        for tokens in args.tokens:
+            index = make_index(args.lm, Path(folder), args.topics, args.documents, tokens)
+            for reader, cache, (version, source) in product(args.readers, ("0", ""), versions):
+                with served(args.lm, index, cache, source) as server:
+                    setting = {
+                        "tokens": tokens,
+                        "reader": reader,
+                        "cache": "off" if cache else "on",
+                        "version": version,
+                    }
+                    rows.append({**setting, **measured(server, reader, args)})
+                print(rows[-1], file=sys.stderr, flush=True)
+    print_table(rows)
+
+
+def measured(server: Server, reader: str, args: argparse.Namespace) -> dict[str, float]:
+    """Return the seconds of first and second requests, tokens read again, and the median of several clients."""
+    topics = [f"topic{topic}" for topic in range(args.topics)]
+    first = [server.first_token(topic, _QUESTIONS[0], reader, args.documents) for topic in topics]
+    before = server.read()
+    again = [server.first_token(topic, _QUESTIONS[1], reader, args.documents) for topic in topics]
+    read = (server.read() - before) / args.topics
+    asked = [*product(topics, [f"{question} {number}" for number, question in enumerate(_QUESTIONS * args.clients)])]
+    with ThreadPoolExecutor(args.clients) as pool:
+        seconds = [
+            *pool.map(
+                lambda about: server.first_token(about[0], about[1], reader, args.documents), asked[: 3 * args.clients]
+            )
+        ]
+    return {
+        "first, s": float(np.median(first)),
+        "again, s": float(np.median(again)),
+        "read again": read,
+        f"{args.clients} clients, s": float(np.median(seconds)),
+    }
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
-from ralm.lm.local.continuation import LocalDecoder, UncachedDecoder
+from ralm.lm.local.blocks import Blocks
+from ralm.lm.local.decoder import LocalDecoder, UncachedDecoder
 from ralm.lm.local.engine import TargetLogits
 from ralm.lm.local.probe import choose_decoder
 from ralm.records import IntArray
@@ -33,7 +34,7 @@ def main() -> None:
     logits = TargetLogits(MambaForCausalLM(config).eval().requires_grad_(False), "mamba")
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 16_384, size=size) for size in np.linspace(128, 64, given.documents).astype(int)]
-    chosen = choose_decoder(logits, _MAX_LENGTH)
+    chosen = choose_decoder(logits, _MAX_LENGTH, Blocks(0))
     state, state_tokens = seconds(chosen(logits, _MAX_LENGTH), texts, given.tokens)
     whole, whole_tokens = seconds(UncachedDecoder(logits, _MAX_LENGTH), texts, given.tokens)
     sys.stdout.write(

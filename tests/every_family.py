@@ -34,15 +34,12 @@ FROM_STATE = frozenset(
     "axk2 bailing_hybrid bamba bart bigbird_pegasus blenderbot blenderbot-small deepseek_v32 deepseek_v4 "
     "dots3_note_text falcon_h1 falcon_mamba glm_moe_dsa granitemoehybrid hy_v4 inkling2_loop_text inkling2_text "
     "inkling_text jamba kimi_linear lara_mini lfm2 lfm2_moe lfm3 mamba mamba2 marian mbart minimax mvp nemotron_h "
-    "olmo_hybrid pegasus plbart qwen3_5_moe_text qwen3_5_text qwen3_next reformer trocr whisper xlstm zamba "
-    "zaya".split()
+    "olmo_hybrid pegasus plbart qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text reformer rwkv trocr whisper "
+    "xlstm zamba zaya".split()
 )
 """Families that cannot continue from rows of keys and values, but from the state that they return: state spaces and
 linear attention, indexed or compressed keys (DeepSeek V3.2 and V4), or positions that are counted by columns, padding
 included (BART and its kin)."""
-
-FROM_STATE_ALONE = frozenset({"qwen4_exp_text", "rwkv"})
-"""Families of which the same is true if each text is read by itself: transformers mixes the rows of a batch."""
 
 READ_WHOLE = frozenset({"openai-gpt", "recurrent_gemma", "zamba2"})
 """Families that return no state (OpenAI GPT), hold it in their modules (RecurrentGemma), or whose figures change when

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from ralm.lm.local import continuation
+from ralm.lm.local import decoder
 
 CUDA = torch.device("cuda", 0)
 _Module = TypeVar("_Module", bound=torch.nn.Module)
@@ -123,5 +123,5 @@ def fake_cuda(module: _Module) -> Iterator[_Module]:
         made = torch.from_numpy
         patch.setattr(torch, "from_numpy", lambda array: torch.empty(array.shape, dtype=made(array[:0]).dtype))
         patch.setattr(torch.cuda, "empty_cache", lambda: None)
-        patch.setattr(continuation, "_NO_TARGETS", torch.zeros(0, dtype=torch.long))  # made before, so it is a real one
+        patch.setattr(decoder, "_NO_TARGETS", torch.zeros(0, dtype=torch.long))  # made before, so it is a real one
         yield copied

@@ -148,8 +148,8 @@ class Continuations(Protocol):
       call. It is not called if the model's `merges_prefixes` is False.
     - `read_ahead(several)` gets the `TextsAhead` of each average that is requested next, so that one request can read
       several tokens. It changes no result.
-    - `keeps_texts` (bool): whether what a text shares with those of the previous call is not read again; without it, a
-      server reads new texts whole and not in chunks.
+    - `known(text)` is how many tokens of a new text (int64) need not be read again, because texts before began with
+      them. With it a text may come in pieces, so that a server reads it in chunks; without it, texts are read whole.
     """
 
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:

@@ -166,14 +166,12 @@ class PromptPrefix:
     """The tokens before the context in one reading of a row: one passage, several joined, or none.
 
     `passages` are the numbers of the passages in `tokens` (int64), best first; the reading is credited to the first
-    one. By default the weights of readings are the softmax of their scores (REPLUG, Eq. 3). Other prompts may begin
-    with the first `shared` tokens too, None for all.
+    one. By default the weights of readings are the softmax of their scores (REPLUG, Eq. 3).
     """
 
     tokens: IntArray
     passages: tuple[int, ...] = ()
     score: float = 0.0
-    shared: int | None = None
 
     @property
     def passage(self) -> int:

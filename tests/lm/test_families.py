@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
 from ralm.lm.local import engine
-from ralm.lm.local.continuation import CachedDecoder, LocalDecoder, UncachedDecoder
+from ralm.lm.local.decoder import CachedDecoder, LocalDecoder, UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.local.states import SeparateStateDecoder, StateDecoder
+from ralm.lm.local.states import StateDecoder
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
 from ralm.reading.ensemble import Ensemble
@@ -27,7 +27,6 @@ from tests.campaign import sampled
 from tests.every_family import (
     FAMILIES,
     FROM_STATE,
-    FROM_STATE_ALONE,
     LOOK_AHEAD,
     READ_WHOLE,
     SAMPLE,
@@ -72,7 +71,7 @@ def test_scores_and_writes_as_a_plain_loop_does(family: str) -> None:
 
 
 def expected_decoder(family: str) -> type[LocalDecoder]:
-    kinds = {FROM_STATE: StateDecoder, FROM_STATE_ALONE: SeparateStateDecoder, READ_WHOLE: UncachedDecoder}
+    kinds = {FROM_STATE: StateDecoder, READ_WHOLE: UncachedDecoder}
     return next((kind for families, kind in kinds.items() if family in families), CachedDecoder)
 
 

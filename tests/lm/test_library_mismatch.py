@@ -13,7 +13,7 @@ import transformers
 from transformers import LlamaForCausalLM
 
 from ralm.errors import LibraryWarning, ModelError
-from ralm.lm.local.continuation import UncachedDecoder
+from ralm.lm.local.decoder import UncachedDecoder
 from ralm.lm.local.loading import loading_errors
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer

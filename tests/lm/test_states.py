@@ -12,13 +12,13 @@ from packaging.version import Version
 from transformers import PreTrainedModel, RwkvForCausalLM
 
 from ralm.errors import ModelError
-from ralm.lm.local.continuation import UncachedDecoder
+from ralm.lm.local.decoder import UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.local.states import SeparateStateDecoder, StateDecoder
+from ralm.lm.local.states import StateDecoder
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.records import IntArray
 from tests.every_family import tiny_family_config, tiny_family_model
-from tests.lm.test_continuation import Reads, alone
+from tests.lm.test_decoder import Reads, alone
 from tests.tiny_models import byte_tokenizer
 
 RETURNS_STATE = pytest.mark.skipif(
@@ -36,10 +36,6 @@ def model(request: pytest.FixtureRequest) -> LocalLanguageModel:
     return language_model(tiny_family_model(request.param))
 
 
-def family(model: LocalLanguageModel) -> str:
-    return str(model.model.config.model_type)
-
-
 def check(model: LocalLanguageModel, decoder: Any, texts: Sequence[IntArray]) -> None:
     expected = np.stack([alone(model.model, text) for text in texts])
     np.testing.assert_allclose(decoder.next_tokens(texts).log_probs_BC, expected, rtol=1e-4, atol=1e-4)
@@ -50,7 +46,7 @@ def test_texts_that_come_go_and_branch_equal_each_alone(model: LocalLanguageMode
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 250, size=size) for size in (9, 1, 17, 9, 4)]
     decoder = model.continuations()
-    assert type(decoder) is (SeparateStateDecoder if family(model) == "rwkv" else StateDecoder)
+    assert type(decoder) is StateDecoder
     for step in range(14):
         check(model, decoder, texts)
         texts = [np.append(text, draw.integers(0, 250)) for text in texts]
@@ -68,7 +64,7 @@ def test_texts_that_come_go_and_branch_equal_each_alone(model: LocalLanguageMode
 
 
 def test_every_token_is_read_once(model: LocalLanguageModel) -> None:
-    """After the prompts one token a text and step: together where states have one form, by length in a hybrid."""
+    """After the prompts one token a text and step."""
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 250, size=size) for size in (9, 5, 9)]
     decoder = model.continuations()
@@ -78,9 +74,7 @@ def test_every_token_is_read_once(model: LocalLanguageModel) -> None:
     for token in range(20):
         texts = [np.append(text, token) for text in texts]
         decoder.next_tokens(texts)
-        separate = [(1, 1)] * 3
-        together = [(3, 1)] if family(model).startswith("mamba") else [(1, 1), (2, 1)]
-        assert sorted(reads.taken()) == (separate if family(model) == "rwkv" else together)
+        assert reads.taken() == [(1, 1)] * 3
     reads.hook.remove()
 
 

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from ralm import EncoderOptions, load_encoder
 from ralm.lm.local import engine
-from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
+from ralm.lm.local.blocks import Blocks
+from ralm.lm.local.decoder import CachedDecoder, UncachedDecoder
 from ralm.lm.local.engine import Replica, TargetLogits
-from ralm.lm.local.prefixes import PrefixCache
 from ralm.lm.local.states import StateDecoder
 from ralm.records import IntArray, ScoringSequence
 from ralm.reranking.cross_encoder import load_pair_model
@@ -62,7 +62,8 @@ def test_writing(family_model: PreTrainedModel, kind: type[Any]) -> None:
     """New texts, alone and in a padded batch, that grow, change, and are scored; and listed tokens."""
     some = texts(20, 15, 9)
     with fake_cuda(family_model) as model:
-        decoder = kind(TargetLogits(model, "fake"), LENGTH)
+        extra = [Blocks(1 << 30)] if kind is CachedDecoder else []
+        decoder = kind(TargetLogits(model, "fake"), LENGTH, *extra)
         for _ in range(2):
             assert decoder.next_tokens(some).log_probs_BC.shape[0] == 3
             some = [np.append(text, 4) for text in some]
@@ -72,14 +73,13 @@ def test_writing(family_model: PreTrainedModel, kind: type[Any]) -> None:
             assert [len(one) for one in decoder.score(sequences(22, 17))] == [5, 5]
 
 
-def test_kept_beginnings(family_model: PreTrainedModel) -> None:
-    [passage] = texts(12)
-    prefixes = PrefixCache(1 << 30)
-    prefixes.mark(passage)
+def test_kept_blocks(family_model: PreTrainedModel) -> None:
+    [passage] = texts(20)
+    blocks = Blocks(1 << 30)
     with fake_cuda(family_model) as model:
         for end in (4, 5):
-            CachedDecoder(TargetLogits(model, "fake"), LENGTH, prefixes=prefixes).next_tokens([np.append(passage, end)])
-    assert prefixes.found == prefixes.read == 12
+            CachedDecoder(TargetLogits(model, "fake"), LENGTH, blocks).next_tokens([np.append(passage, end)])
+    assert (blocks.found, blocks.read) == (16, 24)
 
 
 def test_losses_of_trainings() -> None:

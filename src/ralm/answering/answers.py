@@ -95,7 +95,6 @@ def answer_all(
     writer = _AnswerWriter(model, options, store)
     for group in groups_of(inputs):
         some = [inputs[number] for number in group]
-        writer.cache.mark(each for one in some for each in one.prompts)
         golds: list[GoldScore | None] = [None] * len(some)
         if prompt is not None:
             golds = gold_log_probs(some, prompt, writer.scorer, options.max_length)
@@ -142,7 +141,6 @@ class AnswerStreams(Generic[_Sourced]):
         self._new_tokens = options.new_tokens
         cache = SharedCache(model)
         decoder, scorer = _decoder(model, options, cache), Scorer(model, progress=False, cache=cache)
-        cache.mark(question.prompts)
         keys = [_key(question, replace(options, seed=seed)) for seed in seeds]
         for state in _states([question] * len(keys), keys, scorer):
             decoder.add(state)

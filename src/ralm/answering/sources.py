@@ -176,7 +176,7 @@ class PromptBuilder:
         cuts = [astuple(documents.written[one.passages].cut) for one in prompts if one.passages in documents.written]
         found = QuestionInput(
             question,
-            replace(prompts, prompt_prefixes=[replace(one, shared=documents.shared(one)) for one in prompts]),
+            prompts,
             Cut(*map(max, zip(*cuts, strict=True))),
             conversation,
         )
@@ -223,11 +223,6 @@ class _PromptDocuments:
         )
 
     encode_next = encode
-
-    def shared(self, prompt: PromptPrefix) -> int:
-        """Return the length of the prompt up to the end of its passages, which other questions may share."""
-        encoded = self.written.get(prompt.passages)
-        return 0 if encoded is None else len(prompt.tokens) - encoded.after_passages
 
     def encoded(
         self,

@@ -21,8 +21,6 @@ from ralm.serving.options import Limits, ServeOptions
 from ralm.settings import LM_ARGS
 
 _DEMO = Path("ralm-demo")
-_PASSAGE_CACHE = 1024.0
-"""Megabytes, unless told."""
 _UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length", "strict")
 """Options without effect on a server that passes requests on."""
 _API = Needs("a model behind an API", lambda own: is_api(own.lm or ""))
@@ -134,8 +132,6 @@ def serve_command(
         model_options.check_effect(lm, *filter(None, [ranker]))
         if model_options.api.dry_run:
             raise UsageError("`dry_run` of `lm_args` has no effect on a server: leave it out.")
-        if model_options.passage_cache is None:
-            model_options = replace(model_options, passage_cache=_PASSAGE_CACHE)
         served = open_served_model(lm, model_options, proxy=serving.proxy)
         model = models.closed_at_end(lm, model_options, served)
         if traits_of(model).answers_only:

@@ -82,11 +82,11 @@ class ModelOptions:
     passage_cache: Annotated[
         float | None,
         Option(
-            "Megabytes for the keys and values of the beginnings of prompts, so that a passage is read once for many "
-            "questions and requests; 0: none.",
+            "Megabytes for the keys and values of texts, so that what several begin with, such as a passage or "
+            "demonstrations, is read once; 0: none.",
             minimum=0,
             maximum=1 << 24,
-            default_text="0; ralm serve 1024",
+            default_text="an eighth of the free memory; on a CPU at most 1024",
         ),
     ] = None
     passage_cache_file: Annotated[
@@ -113,6 +113,8 @@ class ModelOptions:
         check_options(self)
         if self.quantised != "none" and ("," in self.device or self.device == "all"):
             raise UsageError("quantised weights run on one `device`, or spread with map: name no other devices.")
+        if self.passage_cache == 0 and self.passage_cache_file is not None:
+            raise UsageError("`passage_cache_file` keeps what `passage_cache` holds: leave out `passage_cache` 0.")
         for name in self.template_values:
             if not name.isidentifier() or name in _TAKEN_ARGUMENTS:
                 raise UsageError(
@@ -133,11 +135,6 @@ class ModelOptions:
         return {name.strip(): json_or_text(value) for name, _, value in pairs}
 
     @property
-    def keeps_passages(self) -> bool:
-        """Whether the keys and values of the beginnings of prompts are kept."""
-        return bool(self.passage_cache) or self.passage_cache_file is not None
-
-    @property
     def source(self) -> dict[str, Any]:
         """The arguments of `from_pretrained` that say which files are loaded, and whether code in them may run."""
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
@@ -150,7 +147,7 @@ class ModelOptions:
     def identity(self) -> dict[str, JsonValue]:
         """The options of loading, if they are given, that may change figures; the weights may not tell them."""
         given = {"revision": self.revision, "adapter": self.adapter, "template_arguments": self.template_values or None}
-        named = {"quantised": self.quantised, "attention": self.attention, "in_blocks": self.keeps_passages or None}
+        named = {"quantised": self.quantised, "attention": self.attention}
         return {name: value for name, value in {**given, **named}.items() if value not in (None, "none", "auto")}
 
 

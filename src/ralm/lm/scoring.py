@@ -17,7 +17,7 @@ import numpy as np
 
 from ralm.errors import ModelError
 from ralm.protocols import Continuations, LanguageModel, Tokenizer, WritingModel, traits_of
-from ralm.records import FloatArray, IntArray, PromptPrefix, Request, ScoringSequence, TextsAhead
+from ralm.records import FloatArray, IntArray, Request, ScoringSequence, TextsAhead
 from ralm.storage.store import Store
 from ralm.terminal import progress_bar
 
@@ -285,13 +285,6 @@ class SharedCache:
     def read_ahead(self) -> Callable[[Sequence[TextsAhead]], None] | None:
         """The method `read_ahead` of the `Continuations`, if there is one."""
         return getattr(self.continuations, "read_ahead", None)
-
-    def mark(self, prompts: Iterable[PromptPrefix]) -> None:
-        """Keep what prompts share with others, if the model keeps beginnings of texts; call it before they are read."""
-        if (prefixes := getattr(self._model, "prefixes", None)) is not None:
-            for prompt in prompts:
-                if len(shared := prompt.tokens[: prompt.shared]):
-                    prefixes.mark(shared)
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
         """As `LanguageModel.score`, for few sequences; what they share with texts of the previous call is not read

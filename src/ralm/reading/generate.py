@@ -166,7 +166,6 @@ class Decoder:
                 f"{len(state.readings)} passages: read one passage, several in one context, or let each passage "
                 "answer."
             )
-        self._cache.mark(state.readings)
         state.generator = state.generator or np.random.default_rng(self._options.seed)
         self._states[self._added] = state
         self._added += 1
@@ -180,7 +179,6 @@ class Decoder:
         """Read the end of each text after its prompt prefixes, as much as its mixer looks at and all of them have."""
         requests: list[Request] = []
         for state in states:
-            self._cache.mark(state.readings)
             state.evidence = None
             if parts.looks_at(state.readings):
                 texts = self._texts(state)

@@ -19,7 +19,6 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from ralm.errors import ModelError
-from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import WritingModel
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
 from ralm.serving.errors import StoppedError
@@ -51,10 +50,11 @@ class Line:
     read: list[int] = field(default_factory=list)
     steps_idle: int = 0
 
-    def wait_for(self, texts: Sequence[IntArray]) -> "Future[NextTokens]":
-        """Wait for the next tokens of these texts; prefixes that they share with held texts are read already."""
+    def wait_for(self, texts: Sequence[IntArray], known: Callable[[IntArray], int]) -> "Future[NextTokens]":
+        """Wait for the next tokens of these texts. The held texts that they begin with are read already, and so are the
+        first `known` tokens of any other text."""
         self.texts = texts
-        self.read = [self._shared(place, text) for place, text in enumerate(texts)]
+        self.read = [self._known(place, text, known) for place, text in enumerate(texts)]
         self.answer = Future()
         return self.answer
 
@@ -105,12 +105,13 @@ class Line:
         """Whether all texts are read to their ends."""
         return all(read == len(text) for text, read in zip(self.texts, self.read, strict=True))
 
-    def _shared(self, place: int, text: IntArray) -> int:
-        """The length of the longest prefix that a text shares with a held one; its last token is always read again."""
-        grown = place < len(self.held) and np.array_equal(self.held[place], text[:-1])
-        if grown:
-            return len(text) - 1
-        return min(max((common_prefix_length(one, text) for one in self.held), default=0), len(text) - 1)
+    def _known(self, place: int, text: IntArray, known: Callable[[IntArray], int]) -> int:
+        """The tokens of a text that need not be read; its last token is always read again."""
+        begun = self.held[place : place + 1] if place < len(self.held) else ()
+        for held in (*begun, *self.held):
+            if np.array_equal(held, text[: len(held)]):
+                return min(len(held), len(text) - 1)
+        return known(text[:-1])
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +154,7 @@ class Batcher:
         self._chunk = chunk
         self._cache = cache
         self._continuations = model.continuations()
-        self._keeps = getattr(self._continuations, "keeps_texts", False)
+        self._known: Callable[[IntArray], int] | None = getattr(self._continuations, "known", None)
         self._lines: list[Line] = []
         self._left: deque[Line] = deque()
         self._scoring: deque[_Scoring] = deque()
@@ -178,9 +179,10 @@ class Batcher:
 
     def next_tokens(self, line: Line, texts: Sequence[IntArray]) -> NextTokens:
         """The predictions for the texts of a line; raises the error of reading them, or that of `enter`."""
+        known = self._known or (lambda _: 0)
         with self._changed:
             self._check_open()
-            answer = line.wait_for(texts)
+            answer = line.wait_for(texts, known)
             self._changed.notify_all()
         return answer.result()
 
@@ -270,7 +272,7 @@ class Batcher:
         idle = [line for line in self._lines if line.answer is None and line.held]
         for line in idle:
             line.steps_idle += 1
-        held = [line for line in idle if self._keeps and line.steps_idle <= _STEPS_HELD]
+        held = [line for line in idle if self._known is not None and line.steps_idle <= _STEPS_HELD]
         taken = lines_that_fit([*waiting, *held], self._cache)
         for line in self._lines:
             if line not in taken:
@@ -281,7 +283,7 @@ class Batcher:
     def _advance(self, lines: Sequence[Line]) -> None:
         """Advance lines: to the end those that grew by a token, and the others by their share of the chunk."""
         new = [line for line in lines if not line.grew]
-        chunk = self._chunk if self._keeps else sum(line.left for line in new)
+        chunk = self._chunk if self._known is not None else sum(line.left for line in new)
         for line, share in zip(new, chunk_shares([line.left for line in new], chunk), strict=True):
             line.advance(share)
         for line in lines:

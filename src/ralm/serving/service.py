@@ -30,9 +30,9 @@ from ralm.validation import scores_given_texts
 if TYPE_CHECKING:
     from ralm.lm.api.upstream import Upstream
 
-_PREFIX_FIGURES: Final = {
-    "found": "Tokens of beginnings of prompts that were not read again.",
-    "read": "Tokens of beginnings of prompts that were read.",
+_BLOCK_FIGURES: Final = {
+    "found": "Tokens of prompts whose keys and values were kept.",
+    "read": "Tokens of prompts that were read.",
     "held": "Bytes of keys and values that are held.",
 }
 _BATCH_FIGURES: Final = {
@@ -88,9 +88,9 @@ class Service(SearchService):
         if self.model.batcher is not None:
             for name, description in _BATCH_FIGURES.items():
                 self.metrics.watch(f"batch_{name}", description, partial(getattr, self.model.batcher.counts, name))
-        if (prefixes := getattr(model, "prefixes", None)) is not None:
-            for name, description in _PREFIX_FIGURES.items():
-                self.metrics.watch(f"passage_cache_{name}", description, partial(getattr, prefixes, name))
+        if (blocks := getattr(model, "blocks", None)) is not None:
+            for name, description in _BLOCK_FIGURES.items():
+                self.metrics.watch(f"passage_cache_{name}", description, partial(getattr, blocks, name))
         self.reads({})  # fail at startup if a retriever cannot be opened
 
     @property

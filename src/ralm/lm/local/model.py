@@ -13,20 +13,22 @@ from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
 from ralm.lm import is_gguf
-from ralm.lm.local import continuation, engine, kernels, loading, probe, tokenization
-from ralm.lm.local.prefixes import PrefixCache, PrefixFile
+from ralm.lm.local import decoder, engine, kernels, loading, memory, probe, tokenization
+from ralm.lm.local.blocks import BlockFile, Blocks
 from ralm.lm.registry import ModelOptions
 from ralm.protocols import UNLIMITED, Continuations
 from ralm.records import FloatArray, ScoringSequence
 
+_MOST_ON_CPU: Final = 1 << 30
+"""Bytes of blocks in the main memory, which other programs use, too."""
 _LENGTH_SETTINGS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 
 
 class LocalLanguageModel:
     """A frozen transformers model with its tokenizer, which returns the whole vocabulary; `copies` on other devices
-    share the scoring. `loaded_with` are options of loading that may change figures. Prompts that are continued share up
-    to `passage_cache` bytes of keys and values, and those in `passage_cache_file`. ModelError if the model is not
-    causal: if its result for a token depends on later tokens."""
+    share the scoring. `loaded_with` are options of loading that may change figures. Texts that are continued share up
+    to `passage_cache` bytes of keys and values (None: as the free memory allows), and those in `passage_cache_file`.
+    ModelError if the model is not causal: if its result for a token depends on later tokens."""
 
     tier: Final = "all"
 
@@ -37,7 +39,7 @@ class LocalLanguageModel:
         tokenizer: tokenization.ModelTokenizer,
         copies: Sequence[PreTrainedModel] = (),
         loaded_with: Mapping[str, JsonValue] = MappingProxyType({}),
-        passage_cache: int = 0,
+        passage_cache: int | None = None,
         passage_cache_file: Path | None = None,
     ) -> None:
         self.name = name
@@ -46,8 +48,10 @@ class LocalLanguageModel:
         self._loaded_with = loaded_with
         self.logits = engine.TargetLogits(self.model, name)
         probe.check_causal(self.model, name, self.max_length)
-        file = PrefixFile(passage_cache_file, lambda: self.config) if passage_cache_file else None
-        self.prefixes = PrefixCache(passage_cache, file) if passage_cache or file else None
+        file = BlockFile(passage_cache_file, lambda: self.config) if passage_cache_file else None
+        free = memory.free_bytes(self.model.device)
+        most = free // 8 if self.model.device.type == "cuda" else min(free // 8, _MOST_ON_CPU)
+        self.blocks = Blocks(most if passage_cache is None else passage_cache, file)
         others = [engine.TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies]
         self.copies = [self.logits, *others]
         self._engine = engine.Engine([engine.Replica(logits) for logits in self.copies])
@@ -102,13 +106,13 @@ class LocalLanguageModel:
 
     def continuations(self) -> Continuations:
         """A new decoder of the kind that `choose_decoder` finds by probing the model."""
-        if self._decoder is continuation.CachedDecoder:
-            return continuation.CachedDecoder(self.logits, self.max_length, prefixes=self.prefixes)
+        if self._decoder is decoder.CachedDecoder:
+            return decoder.CachedDecoder(self.logits, self.max_length, self.blocks)
         return self._decoder(self.logits, self.max_length)
 
     @cached_property
-    def _decoder(self) -> type[continuation.LocalDecoder]:
-        return probe.choose_decoder(self.logits, self.max_length)
+    def _decoder(self) -> type[decoder.LocalDecoder]:
+        return probe.choose_decoder(self.logits, self.max_length, self.blocks)
 
 
 def load_transformers_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
@@ -138,7 +142,7 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
         model = loading.with_adapter(model, options.adapter, merge=options.quantised == "none")
     kernels.speed_up(model, attention=options.attention == "auto")
     copies = [deepcopy(model).to(device) for device in devices[1:]]
-    cache = int((options.passage_cache or 0) * 1e6)
+    cache = None if options.passage_cache is None else int(options.passage_cache * 1e6)
     loaded = LocalLanguageModel(name, model, tokenizer, copies, options.identity, cache, options.passage_cache_file)
     for logits in loaded.copies:
         kernels.pack_weights(logits.model)

@@ -16,9 +16,9 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ralm.errors import ModelError, short_message, warn_of_mismatch
-from ralm.lm.local import continuation, engine
-from ralm.lm.local.continuation import LocalDecoder
-from ralm.lm.local.states import SeparateStateDecoder, StateDecoder
+from ralm.lm.local import decoder, engine
+from ralm.lm.local.blocks import Blocks
+from ralm.lm.local.states import StateDecoder
 from ralm.records import FloatArray, IntArray, ScoringSequence
 
 _LENGTH: Final = 8
@@ -50,13 +50,13 @@ def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
     )
 
 
-def choose_decoder(logits: engine.TargetLogits, max_length: int) -> type[LocalDecoder]:
+def choose_decoder(logits: engine.TargetLogits, max_length: int, blocks: Blocks) -> type[decoder.LocalDecoder]:
     """The fastest decoder with the same probabilities as reading texts whole; one without a cache is logged as a
     warning. LibraryWarning if a model that caches keys and values alone cannot be called with our rows."""
     kind = logits.model.config.model_type
     try:
-        if can_cache_rows(logits, max_length):
-            return continuation.CachedDecoder
+        if can_cache_rows(logits, max_length, blocks):
+            return decoder.CachedDecoder
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # noqa: BLE001  # a model family may fail in any way with a cache of another kind
@@ -68,60 +68,59 @@ def choose_decoder(logits: engine.TargetLogits, max_length: int) -> type[LocalDe
                 "token",
                 error,
             )
-            return continuation.UncachedDecoder
-    for decoder in (StateDecoder, SeparateStateDecoder):
-        if can_continue_state(logits, max_length, decoder):
-            return decoder
+            return decoder.UncachedDecoder
+    if can_continue_state(logits, max_length):
+        return StateDecoder
     logging.getLogger(__name__).warning(
         "%s: models of the family %s cannot continue from rows of cached keys and values, or from a state that they "
         "return. Generation reads the whole text again for every new token.",
         logits.name,
         kind,
     )
-    return continuation.UncachedDecoder
+    return decoder.UncachedDecoder
 
 
-def can_cache_rows(logits: engine.TargetLogits, max_length: int) -> bool:
+def can_cache_rows(logits: engine.TargetLogits, max_length: int, blocks: Blocks) -> bool:
     """Whether a model continues texts that grow, change and are scored from cached keys and values with the same
-    probabilities as from the whole; not so with another state, or positions that are counted by columns."""
-    if max_length < _LENGTH:
+    probabilities as from the whole; not so with another state, positions that are counted by columns, or a length that
+    decides how all tokens are read."""
+    if max_length < _LENGTH or engine.length_thresholds(logits.model.config):
         return False
     first = _probe_texts(logits.model, [4, 6, 2], seed=0)
     grown = [np.append(text, text[0]) for text in first]
     changed = [grown[2], np.concatenate([grown[0][:3], grown[1][:4]]), np.append(grown[1], grown[0][1])]
     tokens = _LENGTH * 3 * len(first)
-    cached = continuation.CachedDecoder(logits, max_length, tokens)
+    cached = decoder.CachedDecoder(logits, max_length, blocks, tokens)
     found_BV = np.concatenate([cached.next_tokens(texts).log_probs_BC for texts in (first, grown, changed)])
-    uncached = continuation.UncachedDecoder(logits, max_length, tokens)
+    uncached = decoder.UncachedDecoder(logits, max_length, tokens)
     difference = _difference(found_BV, uncached.next_tokens([*first, *grown, *changed]).log_probs_BC)
-    if not engine.length_thresholds(logits.model.config):  # such models score every text by itself
-        sequences = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in grown]
-        found_P = np.concatenate(continuation.CachedDecoder(logits, max_length, _LENGTH).score(sequences))
-        before = [one.tokens_N[:at] for one in sequences for at in one.targets_P]
-        target_P = np.concatenate([one.tokens_N[one.targets_P] for one in sequences])
-        uncached_PV = uncached.next_tokens(before).log_probs_BC
-        difference = max(difference, _difference(found_P, uncached_PV[np.arange(len(target_P)), target_P]))
+    sequences = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in grown]
+    scores_P = np.concatenate(decoder.CachedDecoder(logits, max_length, blocks, _LENGTH).score(sequences))
+    before = [one.tokens_N[:at] for one in sequences for at in one.targets_P]
+    target_P = np.concatenate([one.tokens_N[one.targets_P] for one in sequences])
+    uncached_PV = uncached.next_tokens(before).log_probs_BC
+    difference = max(difference, _difference(scores_P, uncached_PV[np.arange(len(target_P)), target_P]))
     return difference <= _tolerance(logits.model)
 
 
-def can_continue_state(logits: engine.TargetLogits, max_length: int, kind: type[StateDecoder]) -> bool:
+def can_continue_state(logits: engine.TargetLogits, max_length: int) -> bool:
     """The same for the state that a model returns itself. Texts of equal and different lengths grow by three tokens,
     change places, are left out and continued in two ways."""
-    if max_length < _LENGTH or engine.length_thresholds(logits.model.config):
+    if max_length < _LENGTH:
         return False
     first = _probe_texts(logits.model, [3, 5, 2, 3], seed=0)
     second = _grown(first, 1)
     third = _grown([*second[::-1], *second[1:3]], 2)
     steps = [first, second, third, _grown(third[1:], 3)]
     tokens = _LENGTH * sum(map(len, steps))
-    decoder = kind(logits, max_length, tokens)
+    states = StateDecoder(logits, max_length, tokens)
     try:
-        found_BV = np.concatenate([decoder.next_tokens(texts).log_probs_BC for texts in steps])
+        found_BV = np.concatenate([states.next_tokens(texts).log_probs_BC for texts in steps])
     except Exception as error:  # a model family may fail in any way with its own state
         if isinstance(error.__context__, torch.OutOfMemoryError):  # says nothing about the family
             raise
         return False
-    uncached = continuation.UncachedDecoder(logits, max_length, tokens)
+    uncached = decoder.UncachedDecoder(logits, max_length, tokens)
     expected_BV = uncached.next_tokens([text for texts in steps for text in texts]).log_probs_BC
     return _difference(found_BV, expected_BV) <= _tolerance(logits.model)
 

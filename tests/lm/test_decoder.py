@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,20 @@ from hypothesis import given, settings, strategies as st
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from ralm.errors import ModelError
-from ralm.lm.local import keyvalues
-from ralm.lm.local.continuation import CachedDecoder
+from ralm.lm.local import rows
+from ralm.lm.local.blocks import BLOCK, Blocks
+from ralm.lm.local.decoder import CachedDecoder
 from ralm.lm.local.engine import LOGITS_PER_BATCH, TargetLogits
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
-from ralm.lm.local.probe import can_cache_rows
+from ralm.lm.local.probe import can_cache_rows, choose_decoder
+from ralm.lm.local.states import StateDecoder
 from ralm.records import FloatArray, IntArray, ScoringSequence
 from tests.tiny_models import POSITIONS, longrope_model
+
+
+def decoder(model: LocalLanguageModel, tokens_per_batch: int | None = None) -> CachedDecoder:
+    """One that has read nothing."""
+    return CachedDecoder(model.logits, POSITIONS, Blocks(1 << 30), tokens_per_batch)
 
 
 def alone(model: torch.nn.Module, text: IntArray) -> FloatArray:
@@ -26,7 +34,7 @@ def alone(model: torch.nn.Module, text: IntArray) -> FloatArray:
     return found
 
 
-def check(model: torch.nn.Module, continuations: CachedDecoder, texts: Sequence[IntArray]) -> None:
+def check(model: torch.nn.Module, continuations: CachedDecoder | StateDecoder, texts: Sequence[IntArray]) -> None:
     expected = np.stack([alone(model, text) for text in texts])
     np.testing.assert_allclose(continuations.next_tokens(texts).log_probs_BC, expected, rtol=1e-4, atol=1e-5)
 
@@ -52,7 +60,7 @@ def test_rows_of_different_lengths_equal_each_alone(model: LocalLanguageModel, t
     """Rows that grow, change in part or wholly, come, go and change places, with and without padded prefill."""
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 250, size=size) for size in (9, 1, 17, 30, 4)]
-    continuations = CachedDecoder(model.logits, POSITIONS, tokens_per_batch)
+    continuations = decoder(model, tokens_per_batch)
     for step in range(32):
         check(model.model, continuations, texts)
         texts = [np.append(text, draw.integers(0, 250)) for text in texts]
@@ -74,15 +82,15 @@ def test_rows_of_different_lengths_equal_each_alone(model: LocalLanguageModel, t
 def test_tensors_are_seldom_made_anew(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts join one after another, and are replaced by short ones when they have grown long."""
     made: list[tuple[int, int]] = []
-    zeros = keyvalues._zeros_like
+    zeros = rows.zeros_like
 
     def counted(like: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
         made.append(shape)
         return zeros(like, shape)
 
-    monkeypatch.setattr(keyvalues, "_zeros_like", counted)
+    monkeypatch.setattr(rows, "zeros_like", counted)
     draw = np.random.default_rng(0)
-    continuations = CachedDecoder(model.logits, POSITIONS)
+    continuations = decoder(model)
     texts: list[IntArray] = []
     for step in range(300):
         texts = [np.append(text, step % 250) if len(text) < 40 else draw.integers(0, 250, 4) for text in texts]
@@ -105,30 +113,29 @@ LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=4)
 def test_any_texts_after_any_others(tiny_folders: dict[str, Path], moves: list[tuple[list[int], object]]) -> None:
     """Two tokens only, so that beginnings are shared by chance, among several rows."""
     model = load_transformers_model(str(tiny_folders["gpt_neo"]))
-    continuations = CachedDecoder(model.logits, POSITIONS)
+    continuations = decoder(model)
     for lengths, random in moves:
         texts = [np.array([random.randint(0, 1) for _ in range(length)]) for length in lengths]  # type: ignore[attr-defined]
         check(model.model, continuations, texts)
 
 
-@pytest.mark.parametrize("tokens_per_batch", [1, 1000])
-def test_what_new_texts_share_is_read_once(model: LocalLanguageModel, tokens_per_batch: int) -> None:
+def test_what_new_texts_share_is_read_once(model: LocalLanguageModel) -> None:
+    """Of texts with a beginning in common one is read before the others, which take whole blocks from it."""
     draw = np.random.default_rng(0)
-    shown, other = draw.integers(0, 250, size=20), draw.integers(0, 250, size=9)
-    ends = [draw.integers(0, 250, size=size) for size in (4, 7, 1, 12, 4)]
-    texts = [*(np.concatenate([shown, end]) for end in ends), other, shown[:15], np.concatenate([other, ends[0]])]
-    continuations = CachedDecoder(model.logits, POSITIONS, tokens_per_batch)
+    shown, other = draw.integers(0, 250, size=2 * BLOCK + 3), draw.integers(0, 250, size=9)
+    ends = [draw.integers(0, 250, size=size) for size in (4, 7, 1, 12)]
+    texts = [*(np.concatenate([shown, end]) for end in ends), other, shown[:BLOCK], np.concatenate([other, ends[0]])]
+    continuations = decoder(model, 1000)
     reads = Reads(model)
     continuations.next_tokens(texts)
-    taken = reads.taken()
+    first, *_, last = reads.taken()
     reads.hook.remove()
-    most = sum(map(len, texts)) * (0.55 if tokens_per_batch == 1 else 0.8)
-    assert sum(batch * length for batch, length in taken[:-1]) < most
-    assert taken[-1] == (len(texts), 1)
+    assert first == (4, 2 * BLOCK + 6), "one of the four, and the three texts that are too short for a block"
+    assert last == (len(texts), 1)
     for step in range(3):
         check(model.model, continuations, texts)
         texts = [np.append(text, step) for text in texts]
-    check(model.model, CachedDecoder(model.logits, POSITIONS, tokens_per_batch), texts[::-1])
+    check(model.model, decoder(model, 1000), texts[::-1])
 
 
 def some_passes(
@@ -155,7 +162,7 @@ def test_scores_between_steps_equal_those_of_whole_texts(model: LocalLanguageMod
     """Before the first step, between steps, of texts that are longer than the room, and of others."""
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 250, size=size) for size in (9, 1, POSITIONS - 7, 30, 4)]
-    continuations = CachedDecoder(model.logits, POSITIONS, tokens_per_batch)
+    continuations = decoder(model, tokens_per_batch)
     for step in range(6):
         check_scores(model, continuations, some_passes(texts, draw))
         check(model.model, continuations, texts[::-1])
@@ -168,14 +175,14 @@ def test_scores_between_steps_equal_those_of_whole_texts(model: LocalLanguageMod
     # padded to the longest rest, the positions of a text that fills the model would go beyond the model's
     full, short = np.arange(POSITIONS + 1), np.arange(20, 60)
     passes = [ScoringSequence(full, np.array([POSITIONS])), ScoringSequence(short, np.arange(10, 40))]
-    check_scores(model, CachedDecoder(model.logits, POSITIONS), passes)
+    check_scores(model, decoder(model), passes)
 
 
 def test_a_model_whose_scores_differ_is_read_anew(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert can_cache_rows(model.logits, POSITIONS)
+    assert can_cache_rows(model.logits, POSITIONS, Blocks(0))
     score = CachedDecoder.score
     monkeypatch.setattr(CachedDecoder, "score", lambda *given: [one - 0.5 for one in score(*given)])
-    assert not can_cache_rows(model.logits, POSITIONS)
+    assert not can_cache_rows(model.logits, POSITIONS, Blocks(0))
 
 
 def test_scores_a_few_columns_at_a_time(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +192,7 @@ def test_scores_a_few_columns_at_a_time(model: LocalLanguageModel, monkeypatch: 
         for text in (np.arange(40), draw.integers(0, 9, 23))
     ]
     monkeypatch.setitem(LOGITS_PER_BATCH, "cpu", 2 * 3 * model.vocabulary)
-    continuations, reads = CachedDecoder(model.logits, POSITIONS), Reads(model)
+    continuations, reads = decoder(model), Reads(model)
     check_scores(model, continuations, passes)
     assert reads.taken()[:13] == [(2, 3)] * 13
     reads.hook.remove()
@@ -193,26 +200,38 @@ def test_scores_a_few_columns_at_a_time(model: LocalLanguageModel, monkeypatch: 
 
 def test_a_text_that_is_scored_and_continued_is_read_once(model: LocalLanguageModel) -> None:
     draw = np.random.default_rng(0)
-    shown = draw.integers(0, 250, size=20)
-    texts = [np.concatenate([shown, draw.integers(0, 250, size=size)]) for size in (9, 12, 5)]
+    texts = [draw.integers(0, 250, size=size) for size in (29, 32, 25)]
     passes = some_passes(texts, draw, (2, 3, 1))
-    continuations, reads = CachedDecoder(model.logits, POSITIONS), Reads(model)
+    continuations, reads = decoder(model, 1000), Reads(model)
     continuations.score(passes)
-    assert reads.taken() == [(1, 28), (1, 11), (1, 4), (3, 3)], "the beginning, each rest, and all targets together"
+    assert reads.taken() == [(3, 31), (3, 3)], "the texts but for their last tokens, and all targets together"
     continuations.next_tokens(texts)
     assert reads.taken() == [(3, 1)]
     continuations.score(passes[1:])
-    assert reads.taken() == [(2, 3)]
+    assert reads.taken() == [(2, 15), (2, 3)], "rows cannot be cut: all after the first block of each"
     reads.hook.remove()
+
+
+def test_several_answers_to_one_prompt_read_it_once(model: LocalLanguageModel) -> None:
+    draw = np.random.default_rng(0)
+    prompt = draw.integers(0, 250, size=21)
+    passes = some_passes([prompt] * 4, draw, (2, 3, 1, 5))
+    continuations, reads = decoder(model), Reads(model)
+    continuations.score(passes)
+    assert reads.taken() == [(1, 20), (4, 5)]
+    continuations.next_tokens([prompt])
+    assert reads.taken() == [(1, 1)]
+    reads.hook.remove()
+    check_scores(model, continuations, passes)
 
 
 def test_nothing_is_read_twice(model: LocalLanguageModel) -> None:
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 250, size=size) for size in (9, 12, 20)]
-    continuations = model.continuations()
+    continuations = decoder(model, 1000)
     reads = Reads(model)
     continuations.next_tokens(texts)
-    assert reads.taken() == [(1, 8), (1, 11), (1, 19), (3, 1)]
+    assert reads.taken() == [(3, 19), (3, 1)]
     texts = [np.append(text, 5) for text in texts]
     continuations.next_tokens(texts)
     assert reads.taken() == [(3, 1)]
@@ -220,9 +239,12 @@ def test_nothing_is_read_twice(model: LocalLanguageModel) -> None:
     texts[1] = draw.integers(0, 250, size=15)
     continuations.next_tokens(texts)
     assert reads.taken() == [(1, 14), (3, 1)], "the others only changed places"
-    texts[2] = np.concatenate([texts[2][:6], texts[2][7:], [3, 4]])
-    continuations.next_tokens(texts)
-    assert reads.taken() == [(1, 5), (3, 1)], "a beginning of 6 tokens is kept; the others did not change"
+    texts[0] = np.concatenate([texts[0], [3, 4, 5]])
+    continuations.next_tokens([texts[0], *(np.append(text, 5) for text in texts[1:])])
+    assert reads.taken() == [(1, 2), (3, 1)], "a text that grew by several tokens keeps its row"
+    texts[2] = np.concatenate([texts[0][:18], [3, 4]])
+    continuations.next_tokens(texts[2:])
+    assert reads.taken() == [(1, 3), (1, 1)], "a block is kept of a text that is gone"
     reads.hook.remove()
 
 
@@ -239,7 +261,10 @@ def mistral() -> PreTrainedModel:
 @pytest.mark.parametrize("make", [longrope_model, mistral])
 def test_models_that_read_by_length_or_in_a_window(make: Callable[[], PreTrainedModel]) -> None:
     other = make()
-    continuations = CachedDecoder(TargetLogits(other, "other"), 64, tokens_per_batch=1000)
+    logits, blocks = TargetLogits(other, "other"), Blocks(1 << 30)
+    kind = choose_decoder(logits, 64, blocks)
+    assert kind is (CachedDecoder if make is mistral else StateDecoder)
+    continuations: Any = CachedDecoder(logits, 64, blocks, 1000) if make is mistral else StateDecoder(logits, 64)
     texts = [np.arange(size) for size in (3, 10, 13, 20)]
     for token in range(8):
         check(other, continuations, texts)
@@ -247,7 +272,7 @@ def test_models_that_read_by_length_or_in_a_window(make: Callable[[], PreTrained
 
 
 def test_texts_that_cannot_be_read(model: LocalLanguageModel) -> None:
-    continuations = CachedDecoder(model.logits, POSITIONS)
+    continuations = decoder(model)
     with pytest.raises(ModelError, match="cannot continue an empty text"):
         continuations.next_tokens([np.arange(3), np.arange(0)])
     with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):

@@ -1,0 +1,208 @@
+"""Keeps the keys and values of texts in blocks of 16 tokens, so that what texts begin with is read once.
+
+A block is addressed by the chained hash of all tokens up to its end (as in vLLM), so the longest known beginning of a
+text is found whatever the texts were that it was read in: passages that requests share, demonstrations before every
+prompt, a chat that goes on, a long text that is read in pieces. Blocks of a text are kept once it is read; the least
+recently used go first. In a file, which other processes may use too, the key also has all else that decides keys and
+values.
+
+Shapes: R rows or blocks, H heads, C columns, S size of a head.
+"""
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import version
+from itertools import takewhile
+from pathlib import Path
+from threading import RLock
+from typing import Final
+
+import safetensors.torch
+import torch
+from pydantic import JsonValue
+
+from ralm.lm.local.rows import CopiedColumns, KeyValueRows, Tensors, copy_columns, zeros_like
+from ralm.records import IntArray
+from ralm.storage.store import Store
+
+BLOCK: Final = 16
+"""Tokens of a block. With 64 a text reads up to 63 known tokens again, which is most of a short question or answer."""
+_FIRST_BLOCKS: Final = 64
+"""Blocks that there is room for at first; the room doubles."""
+_DIGEST: Final = 16
+
+
+class BlockFile:
+    """Blocks in a file, which grows with each new one. `identity` returns all that decides keys and values besides the
+    tokens; the number of threads and the versions of libraries are added to it. InputError if the file is something
+    else, StorageError if it cannot be used."""
+
+    def __init__(self, file: Path, identity: Callable[[], Mapping[str, JsonValue]]) -> None:
+        self._make_identity = identity
+        self._store = Store(file, "passage cache", "choose another `passage_cache_file`")
+
+    def get(self, key: bytes) -> Tensors | None:
+        """Return the block that was put under a key by a process in which the same decides it."""
+        store_key = self._key(key)
+        value = self._store.get([store_key]).get(store_key)
+        if value is None:
+            return None
+        named = safetensors.torch.load(value)
+        return [named.get(str(place)) for place in range(int(named["count"]))]
+
+    def put(self, key: bytes, tensors: Tensors) -> None:
+        """Put a block (1, H, C, S)."""
+        named = {str(place): tensor.clone() for place, tensor in enumerate(tensors) if tensor is not None}
+        named["count"] = torch.tensor(len(tensors))
+        self._store.put([(self._key(key), safetensors.torch.save(named))])
+
+    def _key(self, key: bytes) -> bytes:
+        return hashlib.blake2b(self._identity + key, digest_size=_DIGEST).digest()
+
+    @cached_property
+    def _identity(self) -> bytes:
+        decisive = {
+            "model": self._make_identity(),
+            "block": BLOCK,
+            "threads": torch.get_num_threads(),
+            "processor": torch.backends.cpu.get_cpu_capability(),
+            "versions": [version(package) for package in ("ralm", "torch", "transformers")],
+        }
+        return json.dumps(decisive, sort_keys=True).encode()
+
+
+class Blocks:
+    """Blocks of at most `capacity` bytes together. With a `file` all are there too. Safe to use from several
+    threads."""
+
+    def __init__(self, capacity: int, file: BlockFile | None = None) -> None:
+        self._capacity = capacity
+        self._file = file
+        self._tensors: list[torch.Tensor | None] = []
+        self._block_bytes = 0
+        self._slots: OrderedDict[bytes, int] = OrderedDict()
+        self._free: list[int] = []
+        self._lock = RLock()
+        self.found = self.read = 0
+        """Tokens of texts that were taken from here, and tokens that were read."""
+
+    @property
+    def token_bytes(self) -> int:
+        """The bytes of a token; 0 until the first text is read."""
+        return self._block_bytes // BLOCK
+
+    @property
+    def held(self) -> int:
+        """The bytes of all blocks that are kept."""
+        return len(self._slots) * self._block_bytes
+
+    def keeps(self, tokens: int) -> bool:
+        """Return whether a text of so many tokens fits; until the first block it may."""
+        return tokens // BLOCK * self._block_bytes <= self._capacity
+
+    def known(self, text: IntArray) -> int:
+        """Return how many tokens of a text are kept from its beginning on."""
+        with self._lock:
+            return len(self._longest(text)) * BLOCK
+
+    def fill(self, rows: KeyValueRows, texts: Mapping[int, IntArray], known: Mapping[int, int]) -> dict[int, int]:
+        """Copy the longest kept beginning of each text into its row, unless more of the row is known; return how many
+        columns of each row are known now."""
+        columns = {row: known[row] for row in texts}
+        stretches = []
+        with self._lock:
+            for row, text in texts.items():
+                first, slots = known[row] // BLOCK, self._longest(text)
+                if len(slots) * BLOCK > known[row]:
+                    columns[row] = len(slots) * BLOCK
+                    places = range(first, len(slots))
+                    stretches += [
+                        CopiedColumns(slots[at], 0, row, rows.begins(row) + at * BLOCK, BLOCK) for at in places
+                    ]
+            if stretches:
+                rows.make(self._tensors)
+                copy_columns(self._tensors, rows.tensors, stretches)
+            self.found += sum(columns[row] - known[row] for row in texts)
+        return columns
+
+    def keep(self, rows: KeyValueRows, texts: Mapping[int, IntArray]) -> None:
+        """Keep the blocks of texts whose rows are read; none of a text that is larger than the capacity."""
+        with self._lock:
+            for row, text in texts.items():
+                keys = block_keys(text)
+                self._begin(rows.tensors)
+                if not self.keeps(len(text)):
+                    continue
+                self._use([key for key in keys if key in self._slots])
+                stretches, new = [], [(place, key) for place, key in enumerate(keys) if key not in self._slots]
+                for place, key in new:
+                    stretches.append(
+                        CopiedColumns(row, rows.begins(row) + place * BLOCK, self._new_slot(key), 0, BLOCK)
+                    )
+                copy_columns(rows.tensors, self._tensors, stretches)
+                self._use(keys)
+                if self._file is not None:
+                    for _, key in new:
+                        self._file.put(key, self._block(self._slots[key]))
+
+    def _longest(self, text: IntArray) -> list[int]:
+        """Return the slots of the longest kept beginning of a text, which are now the most recently used."""
+        if not self.keeps(len(text)):
+            return []
+        keys = block_keys(text)
+        self._use([key for key in keys if key in self._slots])
+        known = [*takewhile(self._find, keys)]
+        self._use(known)
+        return [self._slots[key] for key in known]
+
+    def _find(self, key: bytes) -> bool:
+        """Return whether a block is kept, after taking it from the file."""
+        if key not in self._slots and self._file is not None and (tensors := self._file.get(key)) is not None:
+            self._begin(tensors)
+            if not self._block_bytes <= self._capacity:
+                return False
+            for kept, tensor in zip(self._block(self._new_slot(key)), tensors, strict=True):
+                if kept is not None and tensor is not None:
+                    kept.copy_(tensor)
+        return key in self._slots
+
+    def _use(self, keys: Sequence[bytes]) -> None:
+        """Make blocks the most recently used, the first of a text last: those after it are found only with it."""
+        for key in reversed(keys):
+            self._slots.move_to_end(key)
+
+    def _begin(self, like: Tensors) -> None:
+        """Learn the heads and sizes of the layers from the first tensors (R, H, C, S)."""
+        if not self._tensors:
+            self._tensors = [None if tensor is None else zeros_like(tensor, (0, BLOCK)) for tensor in like]
+            self._block_bytes = sum(tensor[:1, :, :1].nbytes * BLOCK for tensor in like if tensor is not None)
+
+    def _new_slot(self, key: bytes) -> int:
+        """Return the slot of a new block, which may be that of the least recently used one."""
+        room, most = len(self._slots) + len(self._free), self._capacity // self._block_bytes
+        if not self._free and room < most:
+            more = min(max(room, _FIRST_BLOCKS), most - room)
+            before, self._tensors = (
+                self._tensors,
+                [tensor if tensor is None else zeros_like(tensor, (room + more, BLOCK)) for tensor in self._tensors],
+            )
+            copy_columns(before, self._tensors, [CopiedColumns(slot, 0, slot, 0, BLOCK) for slot in range(room)])
+            self._free = [*range(room, room + more)]
+        self._slots[key] = slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+        return slot
+
+    def _block(self, slot: int) -> Tensors:
+        """Return the tensors (1, H, C, S) of a slot."""
+        return [tensor if tensor is None else tensor[slot : slot + 1] for tensor in self._tensors]
+
+
+def block_keys(text: IntArray) -> list[bytes]:
+    """Return the keys of the whole blocks of a text (int64), each a hash of all tokens up to the block's end."""
+    keys, digest = [], hashlib.blake2b(digest_size=_DIGEST)
+    for end in range(BLOCK, len(text) + 1, BLOCK):
+        digest.update(text[end - BLOCK : end].tobytes())
+        keys.append(digest.copy().digest())
+    return keys
