@@ -19,8 +19,8 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
-from ralm.lm.scoring import Scorer, SharedCache
-from ralm.protocols import WritingModel
+from ralm.lm.scoring import Scorer, SharedCache, groups_that_fit
+from ralm.protocols import LanguageModel, WritingModel, traits_of
 from ralm.reading.generate import Decoder, pieces_of
 from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, passage_shares
@@ -30,8 +30,6 @@ from ralm.records import Readings
 from ralm.storage.store import Store
 from ralm.validation import check_length, config_of
 
-_PROMPTS_AT_ONCE: Final = 32
-"""Prompts that are continued together."""
 _KEY_BYTES: Final = 16
 
 AnsweredInput: TypeAlias = tuple[int, "Answer", GoldScore | None]
@@ -93,7 +91,7 @@ def answer_all(
         yield from remotely(inputs, options, store, prompt)
         return
     writer = _AnswerWriter(model, options, store)
-    for group in groups_of(inputs):
+    for group in groups_of(inputs, model, options.new_tokens):
         some = [inputs[number] for number in group]
         golds: list[GoldScore | None] = [None] * len(some)
         if prompt is not None:
@@ -101,16 +99,11 @@ def answer_all(
         yield from zip(group, writer.answers(some), golds, strict=True)
 
 
-def groups_of(inputs: Sequence[QuestionInput]) -> Iterator[list[int]]:
-    """Numbers of questions, in order, that are answered together."""
-    begin = prompts = 0
-    for number, one in enumerate(inputs):
-        if number > begin and prompts + len(one.prompts) > _PROMPTS_AT_ONCE:
-            yield [*range(begin, number)]
-            begin, prompts = number, 0
-        prompts += len(one.prompts)
-    if begin < len(inputs):
-        yield [*range(begin, len(inputs))]
+def groups_of(inputs: Sequence[QuestionInput], model: LanguageModel, new_tokens: int) -> Iterator[range]:
+    """Yield the numbers of questions, in order, that are answered together: those whose answers the model's memory
+    holds."""
+    lengths = [[len(prompt.tokens) + new_tokens for prompt in question.prompts] for question in inputs]
+    return groups_that_fit(lengths, traits_of(model).tokens_at_once)
 
 
 def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:

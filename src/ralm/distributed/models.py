@@ -144,7 +144,7 @@ class ClusterModel:
             except _NotStoredError:
                 return None
 
-        groups = [*groups_of(inputs)]
+        groups = [*groups_of(inputs, self, options.new_tokens)]
         new = ([inputs[number] for number in group] for group in groups if stored(group) is None)
         tasks = [_Questions(options, prompt, group) for group in new]
         with closing(self.machines.run(self.loader, _answer_questions, tasks, describe=_describe_questions)) as done:

@@ -27,9 +27,9 @@ from ralm.grammar import parse_pairs
 from ralm.harness import harness_extra
 from ralm.harness.options import HarnessOptions, parse_arguments
 from ralm.harness.requests import Contexts, parse_generation_kwargs
-from ralm.lm import scoring
+from ralm.lm.scoring import Scorer, groups_that_fit
 from ralm.pipeline import open_pipeline
-from ralm.protocols import WritingModel
+from ralm.protocols import WritingModel, traits_of
 from ralm.reading import generate, pieces, sampling, score, sources
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
@@ -54,8 +54,6 @@ _UNKNOWN_LENGTH: Final = 2048
 """How many tokens `hf` reads at once if a model has no limit."""
 _WITHOUT_PASSAGES: Final[Mapping[str, Any]] = {"stride": 1, "document_tokens": 1}
 """Lengths that leave all room to the context."""
-_TEXTS_AT_ONCE: Final = 32
-"""Texts that are continued together, counting each passage."""
 _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
@@ -66,7 +64,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     The query is the question of a task's document, in `question_field` or one of the usual names, else the end of the
     context; for a whole text the queries are those of `evaluate_text`. `plan` is by default the papers' with the
     model's own length; its `semantics` and `windows` apply to whole texts. `batch_size` contexts are continued
-    together; None is as many as make 32 texts, and at most `max_batch_size`.
+    together; None is as many as the memory of the model holds, and at most `max_batch_size`.
 
     Raises UsageError if lengths do not fit into the model, or if it does not return the evidence that a mixer needs.
     """
@@ -84,14 +82,15 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     ) -> None:
         super().__init__()
         self._model = model
-        self._scorer = scoring.Scorer(model)
+        self._scorer = Scorer(model)
         self._source = source
         self._parts = parts
         parts.check_scoring(model, "a task of the harness")
         self._plan = _plan_of(model, plan, None if plan is None else plan.max_length, passages=source is not None)
         self._plan.check_documents(parts.joined)
         self._question_field = question_field
-        self._together = batch_size or max(1, min(_TEXTS_AT_ONCE // parts.reader.hits, max_batch_size or MAX_COUNT))
+        self._batch_size = batch_size
+        self._most = batch_size or max_batch_size or MAX_COUNT
         self._contexts = Contexts(model, self._plan, source, parts, question_field)
         self._template: str | None = None
 
@@ -258,14 +257,13 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     ) -> Iterator[tuple[int, str]]:
         """The numbers of some requests, each with its text."""
         writer = generate.TokenWriter(self._model, options, self._source, self._parts)
-        were_cut = 0
-        for begin in range(0, len(numbers), self._together):
-            some = numbers[begin : begin + self._together]
+        prompts = {number: self._contexts.prompt(requests[number], options.new_tokens) for number in numbers}
+        for batch in self._batches([prompt for prompt, _ in prompts.values()], options):
+            some = numbers[batch.start : batch.stop]
             texts: dict[int, pieces.StoppedText] = {}
             tokens: dict[int, list[int]] = {}
             for number in some:
-                prompt, is_cut = self._contexts.prompt(requests[number], options.new_tokens)
-                were_cut += is_cut
+                prompt, _ = prompts[number]
                 question = self._contexts.question(requests[number], cached=self._cached)
                 added = writer.add(prompt, question)
                 texts[added], tokens[added] = pieces.StoppedText(prompt, self._model.tokenizer, options.stop), []
@@ -276,7 +274,16 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
                     if texts[added].found:
                         writer.end(added)
             yield from zip(some, (self._text_before(options.stop, of_text) for of_text in tokens.values()), strict=True)
-        self._contexts.warn_of_cuts(were_cut, len(numbers))
+        self._contexts.warn_of_cuts(sum(is_cut for _, is_cut in prompts.values()), len(numbers))
+
+    def _batches(self, prompts: Sequence[IntArray], options: sampling.GenerationOptions) -> Iterator[range]:
+        """Yield the numbers of contexts that are continued together."""
+        more = options.document_tokens * self._parts.joined + options.new_tokens if self._source else options.new_tokens
+        lengths = [[len(prompt) + more] * self._parts.reader.hits for prompt in prompts]
+        groups = groups_that_fit(lengths, traits_of(self._model).tokens_at_once)
+        for group in [range(len(prompts))] if self._batch_size else groups:
+            for begin in range(group.start, group.stop, self._most):
+                yield range(begin, min(begin + self._most, group.stop))
 
     def _text_before(self, stop: Sequence[str], tokens: Sequence[int]) -> str:
         """Return the text before the first stop string; tokens are decoded without special tokens, as in `hf`."""

@@ -17,7 +17,7 @@ class HarnessOptions(PlannedOptions):
     """The language model that the harness evaluates, and its passages.
 
     `max_length` None is the model's own. `question_field` None is the first of the usual names that a document has (see
-    `ralm.harness.requests`). `batch_size` None is as many as fit into 32 texts, documents counted.
+    `ralm.harness.requests`). `batch_size` None is as many as the memory of the model holds.
 
     Raises UsageError if options do not go together.
     """

@@ -177,6 +177,19 @@ def split_by_tokens(
         yield some
 
 
+def groups_that_fit(lengths: Sequence[Sequence[int]], tokens: int) -> Iterator[range]:
+    """Yield the numbers of consecutive items whose texts, padded to the longest of them, have at most `tokens` tokens;
+    an item with more is alone. `lengths` are those of the texts of each item."""
+    begin = rows = longest = 0
+    for number, own in enumerate(lengths):
+        rows, longest = rows + len(own), max(longest, *own, 0)
+        if number > begin and rows * longest > tokens:
+            yield range(begin, number)
+            begin, rows, longest = number, len(own), max(0, *own, 0)
+    if begin < len(lengths):
+        yield range(begin, len(lengths))
+
+
 def _at_once(requests: Iterable[Request], *, prefixes: bool) -> Iterator[list[Request]]:
     """Requests in order, in parts that are merged; with `prefixes`, one that begins with the request before counts as
     what it adds. So a long text without passages stays one sequence, however short its strides are."""

@@ -8,13 +8,12 @@ Letters of shapes: R rows, K prompt prefixes of a row, T targets.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
 from ralm.errors import UsageError
-from ralm.lm.scoring import Scorer, SharedCache
-from ralm.protocols import Continuations, LanguageModel, WritingModel
+from ralm.lm.scoring import Scorer, SharedCache, groups_that_fit
+from ralm.protocols import Continuations, LanguageModel, WritingModel, traits_of
 from ralm.reading.in_context import rows_with_targets, stride_request
 from ralm.reading.mixture import mix, shares
 from ralm.reading.parts import IN_CONTEXT, Parts
@@ -22,9 +21,6 @@ from ralm.reading.rows import StrideRows
 from ralm.reading.sampling import Sampling, draw_token
 from ralm.reading.tokens import PreparedText
 from ralm.records import DoubleArray, FloatArray, Hits, IntArray, Passages, Provenance, Readings, Request, ScoredTokens
-
-_TEXTS_AT_ONCE: Final = 32
-"""Texts of which the next token is predicted together."""
 
 
 def score_text(
@@ -155,9 +151,9 @@ def read_endings(endings: Sequence[Ending], parts: Parts, model: WritingModel) -
     """
     cache = SharedCache(model)
     scorer = Scorer(model, progress=False, cache=cache)
-    size = max(1, _TEXTS_AT_ONCE // max((len(one.requests) for one in endings), default=1))
-    for begin in range(0, len(endings), size):
-        weighed, log_probs = score_endings(endings[begin : begin + size], parts, scorer)
+    lengths = [[*map(len, ending.requests)] for ending in endings]
+    for group in groups_that_fit(lengths, traits_of(model).tokens_at_once):
+        weighed, log_probs = score_endings(endings[group.start : group.stop], parts, scorer)
         yield from zip(log_probs, are_greedy(weighed, cache.continuations), strict=True)
 
 

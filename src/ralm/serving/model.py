@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from ralm.errors import ModelError
-from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel
+from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel, traits_of
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
 from ralm.serving.batcher import Batcher
 from ralm.serving.errors import RequestError, StoppedError
-from ralm.serving.options import Limits
 
 _SEQUENCES_AT_ONCE: Final = 8
 """Sequences whose distributions over the vocabulary are held at once."""
@@ -69,12 +68,12 @@ class SharedModel:
     """
 
     def __init__(
-        self, model: WritingModel, *, chunk_tokens: int = _CHUNK_TOKENS, cached_tokens: int = Limits().cached_tokens
+        self, model: WritingModel, *, chunk_tokens: int = _CHUNK_TOKENS, cached_tokens: int | None = None
     ) -> None:
         self._model: Any = model
         self.batcher: Batcher | None = None
         if model.tier == "all":  # servers of models batch by themselves
-            self.batcher = Batcher(model, chunk_tokens, cached_tokens)
+            self.batcher = Batcher(model, chunk_tokens, cached_tokens or traits_of(model).tokens_at_once)
         self.name = model.name
         self.max_length = model.max_length
         self.tier: Tier = model.tier

@@ -39,7 +39,7 @@ class Limits:
     """Limits of a request, and of all requests together.
 
     `prompt_tokens` and `new_tokens` None: together as many as the model reads at once. `cached_tokens` are those that a
-    local model holds, padding included.
+    local model holds, padding included; None: as many as its memory allows.
     """
 
     body_bytes: Annotated[int, Option("Maximum size of a request in bytes.")] = 4 << 20
@@ -59,8 +59,12 @@ class Limits:
     requests_waiting: Annotated[int, Option("Requests in the queue; more are rejected (429).", minimum=0)] = 64
     seconds: Annotated[float, Option("Seconds until a request times out.", above=True)] = 600.0
     cached_tokens: Annotated[
-        int, Option("Most tokens whose keys and values are held in memory; requests that do not fit wait.")
-    ] = 65_536
+        int | None,
+        Option(
+            "Most tokens of requests whose keys and values are held at once; requests that do not fit wait.",
+            default_text="half of the free memory; on a CPU at most 32768",
+        ),
+    ] = None
     texts: int = 128
     """Prompts times n of a request."""
     top_logprobs: int = 20

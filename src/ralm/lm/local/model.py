@@ -16,7 +16,7 @@ from ralm.lm import is_gguf
 from ralm.lm.local import decoder, engine, kernels, loading, memory, probe, tokenization
 from ralm.lm.local.blocks import BlockFile, Blocks
 from ralm.lm.registry import ModelOptions
-from ralm.protocols import UNLIMITED, Continuations
+from ralm.protocols import TOKENS_AT_ONCE, UNLIMITED, Continuations
 from ralm.records import FloatArray, ScoringSequence
 
 _MOST_ON_CPU: Final = 1 << 30
@@ -95,6 +95,15 @@ class LocalLanguageModel:
     def merges_prefixes(self) -> bool:
         """Whether a token has the same result in a longer sequence with the same prefix; False with LongRoPE."""
         return not engine.length_thresholds(self.model.config)
+
+    @cached_property
+    def tokens_at_once(self) -> int:
+        """How many tokens of texts are continued together: those whose keys and values take half of the memory that is
+        free on a GPU, and fewer on a CPU if they take more than that."""
+        if self._decoder is not decoder.CachedDecoder:
+            return TOKENS_AT_ONCE
+        tokens = memory.free_bytes(self.model.device) // (2 * self.blocks.token_bytes)
+        return tokens if self.model.device.type == "cuda" else min(tokens, TOKENS_AT_ONCE)
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each sequence, in order and as soon as known, the natural log-probability (float32) of each target."""
