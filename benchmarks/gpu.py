@@ -80,11 +80,17 @@ STEPS: Final = (
         ("-m", "benchmarks.scoring", "--model", "llama-7b", "--strides", "128", "--dtype", "bfloat16"),
     ),
     Step(
+        "generation",
+        "ensembles of ten for 1 and 32 prompts against transformers' plain generation, GPT-2 124M in bfloat16",
+        300,
+        ("-m", "benchmarks.generation", "--dtypes", "bfloat16"),
+    ),
+    Step(
         "serving",
         "64 clients of `ralm serve` with GPT-2 124M against one after another, time to the first token",
         400,
         (
-            *("-m", "benchmarks.serving", "--models", "gpt2", "--documents", "0", "1", "--strides", "4"),
+            *("-m", "benchmarks.serving", "--models", "gpt2", "--documents", "0", "1", "10", "--strides", "64"),
             *("--clients", "64", "--requests", "128"),
         ),
     ),

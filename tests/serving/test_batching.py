@@ -18,6 +18,7 @@ from hypothesis import given, settings, strategies as st
 from ralm.errors import ModelError
 from ralm.lm.local.decoder import UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
+from ralm.lm.registry import load_local_model
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
@@ -428,3 +429,16 @@ def test_lines_fit_into_the_cache_the_first_always(lines: list[list[int]], token
     for line in made:
         if line not in fit:
             assert (rows + len(line.texts)) * max(columns, line.columns) > tokens
+
+
+@pytest.mark.parametrize("chunk", [128, 512, 4096])
+@pytest.mark.parametrize("tokens", [200, 550])
+def test_the_next_request_with_the_same_passages_reads_little(chunk: int, tokens: int) -> None:
+    model = load_local_model("ralm-tiny")
+    draw = np.random.default_rng(0)
+    passages = draw.integers(300, 4000, size=(5, tokens))
+    with batched(model, chunk=chunk) as shared:
+        for question in draw.integers(300, 4000, size=(3, 7)):
+            before = model.blocks.read
+            shared.continuations().next_tokens([np.concatenate([passage, question]) for passage in passages])
+    assert model.blocks.read - before <= 5 * (15 + len(question))
