@@ -44,8 +44,8 @@ class LocalLanguageModel:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self._loaded_with = loaded_with
-        self.logits = engine.TargetLogits(self.model, name)
         probe.check_causal(self.model, name, self.max_length)
+        self.logits = engine.TargetLogits(self.model, name)
         file = PrefixFile(passage_cache_file, lambda: self.config) if passage_cache_file else None
         self.prefixes = PrefixCache(passage_cache, file) if passage_cache or file else None
         others = [engine.TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies]
