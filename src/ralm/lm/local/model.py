@@ -131,7 +131,7 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
     if options.attention != "auto":
         how["attn_implementation"] = options.attention
     with loading.loading_errors("model", name):
-        model = loading.load_checkpoint(name, options.source, **how)
+        model = loading.load_checkpoint(name, options.source, devices[0].type, **how)
         if not is_placed:
             model = model.to(devices[0])
     if options.adapter is not None:
