@@ -136,12 +136,11 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
             model = model.to(devices[0])
     if options.adapter is not None:
         model = loading.with_adapter(model, options.adapter, merge=options.quantised == "none")
-    kernels.speed_up(model, attention=options.attention == "auto")
     copies = [deepcopy(model).to(device) for device in devices[1:]]
     cache = int((options.passage_cache or 0) * 1e6)
     loaded = LocalLanguageModel(name, model, tokenizer, copies, options.identity, cache, options.passage_cache_file)
     for logits in loaded.copies:
-        kernels.pack_weights(logits.model)
+        kernels.speed_up(logits.model, attention=options.attention == "auto")
     return loaded
 
 
