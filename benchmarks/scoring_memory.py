@@ -42,7 +42,7 @@ def workspace(config: PreTrainedConfig, length: int, positions: int, bytes_a_num
     """
     layer = length * (2 * 4 * config.hidden_size + 4 * config.hidden_size) * bytes_a_number
     logits = min(positions * config.vocab_size, LOGITS_PER_BATCH["cpu"])
-    chunk = min(logits, LOGITS_PER_CHUNK)
+    chunk = min(logits, LOGITS_PER_CHUNK["cpu"])
     return int(layer + logits * bytes_a_number + 2 * chunk * 4)
 
 

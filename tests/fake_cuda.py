@@ -114,6 +114,18 @@ def _indexed(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     return _ATEN.index(found, advanced) if any(one is not None for one in advanced) else found
 
 
+class Stream:
+    """A stream whose events are recorded, and an event that is waited for."""
+
+    waited = False
+
+    def record_event(self) -> "Stream":
+        return Stream()
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
 @contextmanager
 def fake_cuda(module: _Module) -> Iterator[_Module]:
     """A copy of a module on a GPU without values, for what happens inside."""
@@ -124,4 +136,5 @@ def fake_cuda(module: _Module) -> Iterator[_Module]:
         patch.setattr(torch, "from_numpy", lambda array: torch.empty(array.shape, dtype=made(array[:0]).dtype))
         patch.setattr(torch.cuda, "empty_cache", lambda: None)
         patch.setattr(decoder, "_NO_TARGETS", torch.zeros(0, dtype=torch.long))  # made before, so it is a real one
+        patch.setattr(torch.cuda, "current_stream", lambda _: Stream())
         yield copied

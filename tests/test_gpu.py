@@ -104,7 +104,7 @@ def test_memory_that_is_too_small_for_a_batch() -> None:
     allowed = torch.cuda.memory_reserved() + taken / 3
     torch.cuda.set_per_process_memory_fraction(allowed / torch.cuda.get_device_properties(0).total_memory)
     again = np.concatenate(Scorer(model).log_probs(requests))
-    assert model._engine._replicas[0]._tokens < TOKENS_PER_BATCH["cuda"]
+    assert model._engine._replicas[0].tokens < TOKENS_PER_BATCH["cuda"]
     np.testing.assert_allclose(again, expected, atol=1e-3)
 
 

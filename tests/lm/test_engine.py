@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from transformers import AutoModelForCausalLM, GraniteConfig
 
 from ralm.errors import ModelError
 from ralm.lm.local import engine
-from ralm.lm.local.engine import Engine, Replica
+from ralm.lm.local.engine import Engine, Replica, TargetLogits
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
-from ralm.records import Request
+from ralm.records import Request, ScoringSequence
+from tests.every_family import tiny_family_model
+from tests.lm.test_families import check_scores, check_writing
 from tests.tiny_models import VOCABULARY, byte_tokenizer, longrope_model
 
 
@@ -54,7 +57,7 @@ def test_equals_one_plain_pass_a_request(
     with pytest.MonkeyPatch.context() as patch:
         if padded:
             patch.setattr(engine, "TOKENS_PER_BATCH", {"cpu": 200})
-            patch.setattr(engine, "LOGITS_PER_CHUNK", 1000)
+            patch.setitem(engine.LOGITS_PER_CHUNK, "cpu", 1000)
         patch.setattr(model, "_engine", Engine([Replica(model.logits)] * copies))
         scored = Scorer(model).log_probs(requests)
     assert [len(log_probs) for log_probs in scored] == [len(request.targets) for request in requests]
@@ -87,18 +90,13 @@ def test_a_text_is_read_once_however_many_logits_it_needs(
     text = np.arange(30, dtype=np.int64)
     request = Request(document=text[:3], context=text[:4], targets=text[4:])
     read: list[int] = []
-    forward = model.model.forward
-
-    def counted(**inputs: torch.Tensor) -> object:
-        read.append(inputs["input_ids"].numel())
-        return forward(**inputs)
-
-    monkeypatch.setattr(model.model, "forward", counted)
+    embedding = model.model.get_input_embeddings()
+    counting = embedding.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].numel()))
     monkeypatch.setattr(engine, "LOGITS_PER_BATCH", {"cpu": 4 * model.vocabulary})
     monkeypatch.setattr(model, "_engine", Engine([Replica(model.logits)]))
     [found] = Scorer(model).log_probs([request])
-    assert max(read) == 32
-    assert sum(read) < 2 * 32
+    counting.remove()
+    assert read == [32]
     np.testing.assert_allclose(found, plain(model, request), rtol=1e-4, atol=1e-4)
 
 
@@ -115,6 +113,38 @@ def test_logits_that_a_family_changes_after_its_head(tmp_path: Path) -> None:
     text = np.arange(20, dtype=np.int64)
     request = Request(document=text[:5], context=text[:9], targets=text[9:])
     np.testing.assert_allclose(Scorer(model).log_probs([request])[0], plain(model, request), rtol=1e-5)
+
+
+def test_a_family_whose_states_cannot_be_picked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What follows its body computes all logits, whatever it is given."""
+    monkeypatch.setattr(engine, "_with_states", lambda output, states: output)
+    model = LocalLanguageModel("whole", tiny_family_model("llama"), ModelTokenizer(byte_tokenizer(with_bos=False)))
+    monkeypatch.undo()
+    [message] = caplog.messages
+    assert message.startswith("whole: the states that the output layer of the family llama reads cannot be picked.")
+    check_scores(model)
+    check_writing(model)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_padded_texts_need_no_mask_and_no_copies_of_keys(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a GPU takes flash attention. Tensors without values get a mask, so these are real."""
+    asked, attend = list[dict[str, Any]](), torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        asked.append(options | {"heads": (query.shape[1], key.shape[1], value.shape[1])})
+        return attend(query, key, value, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    texts = [np.arange(length, dtype=np.int64) for length in (8, 7, 6)]
+    sequences = [ScoringSequence(text, np.arange(2, len(text))) for text in texts]
+    Replica(TargetLogits(tiny_family_model(family), family)).start(sequences, engine.target_log_probs)
+    assert asked
+    for options in asked:
+        assert (options["attn_mask"], options["is_causal"], options["enable_gqa"]) == (None, True, True)
+        assert options["heads"] == (4, 2, 2)
 
 
 def strides_of(text: np.ndarray, document: np.ndarray) -> list[Request]:

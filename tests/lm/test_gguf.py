@@ -65,6 +65,8 @@ def test_quantised_weights_are_dequantised(kind: str, quantised: Type, tmp_path:
     torch.testing.assert_close(logits(loaded), logits(model), atol=0, rtol=0)
     kept = {Type.F16: torch.float16, Type.BF16: torch.bfloat16}.get(quantised, torch.float32)
     assert load_gguf(str(path)).dtype == kept, "auto keeps what the matrices have"
+    on_gpu = torch.bfloat16 if kept == torch.float32 else kept
+    assert load_gguf(str(path), device="cuda").dtype == on_gpu, "quantised weights take no more than 16 bits"
     assert load_gguf(str(path), torch.bfloat16).dtype == torch.bfloat16
 
 

@@ -12,14 +12,14 @@ from ralm import EncoderOptions, load_encoder
 from ralm.lm.local import engine
 from ralm.lm.local.blocks import Blocks
 from ralm.lm.local.decoder import CachedDecoder, UncachedDecoder
-from ralm.lm.local.engine import Replica, TargetLogits
+from ralm.lm.local.engine import Engine, Replica, TargetLogits
 from ralm.lm.local.states import StateDecoder
 from ralm.records import IntArray, ScoringSequence
 from ralm.reranking.cross_encoder import load_pair_model
 from ralm.training import encoders, losses
 from ralm.training.options import LSROptions
 from tests.every_family import tiny_family_model
-from tests.fake_cuda import CUDA, fake_cuda
+from tests.fake_cuda import CUDA, Stream, fake_cuda
 from tests.tiny_encoders import save_tiny_bert, save_tiny_cross_encoder
 from tests.tiny_models import save_tiny_model
 
@@ -45,16 +45,36 @@ def family_model(request: pytest.FixtureRequest) -> PreTrainedModel:
 @pytest.mark.parametrize("read", [engine.target_log_probs, engine.distributions])
 def test_scoring(family_model: PreTrainedModel, read: engine.ReadLogits, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several sequences in one pass, and more targets than one pass computes."""
-    monkeypatch.setattr(engine, "LOGITS_PER_CHUNK", 64)
+    monkeypatch.setitem(engine.LOGITS_PER_CHUNK, "cuda", 64)
     some = sequences(20, 15, 9)
     with fake_cuda(family_model) as model, torch.inference_mode():
         logits = TargetLogits(model, "fake")
         for most in (1 << 20, 4 * logits.vocabulary):
             monkeypatch.setitem(engine.LOGITS_PER_BATCH, "cuda", most)
             replica = Replica(logits)
-            parts = replica.start(some, read)
-            assert {part.device for part in parts} <= {CUDA, torch.device("cpu")}
-            assert [len(one) for one in replica.fetch(some, parts)] == [5, 5, 5]
+            started = replica.start(some, read)
+            assert {part.device for part in started.parts} == {torch.device("cpu")}
+            assert [len(one) for one in replica.fetch(some, started)] == [5, 5, 5]
+            assert isinstance(started.copied, Stream)
+            assert started.copied.waited
+
+
+def test_a_batch_is_started_before_the_previous_one_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = list[str]()
+
+    class Noted(Replica):
+        def start(self, *batch: Any) -> Any:
+            steps.append("start")
+            return super().start(*batch)
+
+        def fetch(self, *batch: Any) -> Any:
+            steps.append("fetch")
+            return super().fetch(*batch)
+
+    monkeypatch.setitem(engine.TOKENS_PER_BATCH, "cuda", 20)
+    with fake_cuda(tiny_family_model("gpt2")) as model:
+        assert len([*Engine([Noted(TargetLogits(model, "fake"))]).score(sequences(20, 15, 9))]) == 3
+    assert steps == ["start", "start", "fetch", "start", "fetch", "fetch"]
 
 
 @pytest.mark.parametrize("kind", [CachedDecoder, UncachedDecoder, StateDecoder])

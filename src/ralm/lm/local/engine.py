@@ -1,25 +1,29 @@
 """Scores sequences with one or several copies of a transformers model.
 
 - The output layer is computed only at target positions: the vocabulary is the widest layer of most models, and the
-  logits of a whole window cost more memory than everything else.
+  logits of a whole window cost more memory than everything else. The model's own code computes it, from states that are
+  picked where its body returns them, so soft caps and scales of logits are applied.
 - Sequences are batched by length and padded on the right: padding cannot change anything to its left in a causal model,
   however the model family counts positions.
 - Each copy reads batches in its own thread. After its device runs out of memory, its batches are half as large. A GPU
-  works on a batch while the next is prepared and the results of the previous one are fetched.
+  works on a batch while the next is prepared; results are copied to pinned memory behind the batch that gives them.
 
 Shapes: B sequences of a batch, N tokens, P targets, each read from the position before it, C positions of a chunk, H
 hidden size, V vocabulary, X any size.
 """
 
 import inspect
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass
+from functools import update_wrapper
 from itertools import cycle
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -32,61 +36,83 @@ TOKENS_PER_BATCH: Final = {"cpu": 1, "cuda": 65_536}
 """Tokens of a batch, padding included. A CPU reads one sequence at a time: batching would only add padding."""
 LOGITS_PER_BATCH: Final = {"cpu": 1 << 26, "cuda": 1 << 29}
 """Logits of one forward pass, held in the model's number format (256 MiB in float32, 1 GiB in bfloat16)."""
-LOGITS_PER_CHUNK: Final = 1 << 23
-"""Logits that are turned into float32 log-probabilities at once (32 MiB)."""
+LOGITS_PER_CHUNK: Final = {"cpu": 1 << 23, "cuda": 1 << 27}
+"""Logits that are turned into float32 log-probabilities at once (32 MiB, 512 MiB)."""
+_FLOAT32_TOLERANCE: Final = 1e-3
+"""How much the logits of two ways to read may differ by rounding, as a fraction of their size."""
+_TOLERANCE: Final = 0.3
+"""The same in other number formats: a family that reads its layers many times rounds to 0.2."""
 _CACHE_ARGUMENTS: Final = ("cache", "past_key_values")
 """Names of the argument of `forward` that takes a cache; transformers 5.24 renamed the second to the first."""
 
 ReadLogits: TypeAlias = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
-"""Turns logits (P, V) and targets (P) into results, in parts: `target_log_probs` or `distributions`."""
+"""Turns logits (P, V) and targets (P) into results, in chunks: `target_log_probs` or `distributions`."""
 
 
 @dataclass(eq=False)
-class _TargetPositions:
-    """P positions of a batch: the row and the position of each."""
+class _Targets:
+    """P positions of a batch: the row and the position of each. A pass computes the logits of those from `begin` to
+    `end`."""
 
     row_P: torch.Tensor
     position_P: torch.Tensor
-    at_once: int
-    """The number of positions whose logits this pass computes."""
-    states_1PH: torch.Tensor | None = None
-    """What the output layer was given, of all positions."""
+    begin: int
+    end: int
+    output: Any = None
+    """What the body returned, with the states (1, P, H) of the targets alone."""
 
-    def of(self, states_BNX: torch.Tensor) -> torch.Tensor:
-        device = states_BNX.device
-        # kept on that device, which both the hook and the caller may need
-        self.row_P, self.position_P = to_device(self.row_P, device), to_device(self.position_P, device)
-        return states_BNX[self.row_P, self.position_P]
-
-    def replace(self, states_BNH: torch.Tensor) -> torch.Tensor:
-        """The states (1, C, H) that the output layer reads instead of these, which are kept."""
-        self.states_1PH = self.of(states_BNH)[None]
-        return self.states_1PH[:, : self.at_once]
+    def pick(self, tensor_BNX: torch.Tensor) -> torch.Tensor:
+        device = tensor_BNX.device
+        return tensor_BNX[to_device(self.row_P, device), to_device(self.position_P, device)]
 
 
-class _ForwardPass(threading.local):
-    """The shape of the input of this thread's forward pass, and what its output layer reads; None for other uses."""
+class _Pass(threading.local):
+    """This thread's pass through a model for targets; None for other uses of the model."""
 
-    replace: tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]] | None = None
+    targets: _Targets | None = None
 
 
-_FORWARD_PASS: Final = _ForwardPass()
+_PASS: Final = _Pass()
+
+
+class _Body:
+    """The forward method of a model's body: all layers before its output layer. It reads the input for the first part
+    of the targets, and returns the states of each part."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        update_wrapper(self, module.forward)
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        targets, read = _PASS.targets, self.__wrapped__  # type: ignore[attr-defined]  # update_wrapper sets it
+        if targets is None:
+            return read(*inputs, **options)
+        if targets.output is None:
+            output = read(*inputs, **options)
+            targets.output = _with_states(output, targets.pick(output[0])[None])
+        return _with_states(targets.output, targets.output[0][:, targets.begin : targets.end])
+
+
+def _with_states(output: Any, states: torch.Tensor) -> Any:
+    """A copy of what the body of a model returned, with other states."""
+    if isinstance(output, tuple):
+        return (states, *output[1:])
+    output = copy(output)
+    output[next(iter(output))] = states
+    return output
 
 
 class TargetLogits:
-    """A model whose logits are computed at target positions alone; other uses of it are unaffected."""
+    """A model whose logits are computed at target positions alone; other uses of it are unaffected. A family in which
+    no body is found by a trial computes the logits of all positions, and a warning says so."""
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
-        head = model.get_output_embeddings()
-        if head is None:
-            raise ModelError(f"{name} has no output layer over a vocabulary: it is not a language model.")
         self.model = model
         self.name = name
         self.arguments = frozenset(inspect.signature(model.forward).parameters)
         """The names of the arguments of the model's `forward`."""
         self.takes_positions = "position_ids" in self.arguments
         self._cache_argument = next((name for name in _CACHE_ARGUMENTS if name in self.arguments), None)
-        head.register_forward_pre_hook(_keep_targets)
+        self._picks = self._find_body()
 
     @property
     def device(self) -> torch.device:
@@ -123,25 +149,16 @@ class TargetLogits:
             if self._cache_argument is None:
                 raise TypeError(f"forward() takes none of the arguments {', '.join(_CACHE_ARGUMENTS)}")
             options[self._cache_argument] = cache
-        targets = _TargetPositions(row_P, position_P, len(row_P))
-        return self._of_targets(self._forward(input_BN, targets.replace, options).logits, targets)
+        return self._forward(input_BN, _Targets(row_P, position_P, 0, len(row_P)), options)[0]
 
     def parts(
         self, input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, at_once: int
     ) -> Iterator[torch.Tensor]:
-        """The logits of the target positions in parts of `at_once`. The input is read once: the output layer reads the
-        states of later parts in passes of two tokens, so a model does to their logits what it does to all."""
-        targets = _TargetPositions(row_P, position_P, at_once)
-        options = {"use_cache": False}
-        logits_PV = self._of_targets(self._forward(input_BN, targets.replace, options).logits, targets)
-        if len(logits_PV) == len(row_P):
-            yield from torch.split(logits_PV, at_once)
-            return
-        yield logits_PV
-        assert targets.states_1PH is not None, "fewer logits than targets without the hook"
-        del logits_PV
-        for states_1CH in torch.split(targets.states_1PH[:, at_once:], at_once, dim=1):
-            yield self._forward(input_BN[:1, :2], lambda _: states_1CH, options).logits[0]  # noqa: B023  (called here)
+        """The logits of the target positions in parts of `at_once`; the body of the model reads the input once."""
+        targets = _Targets(row_P, position_P, 0, at_once if self._picks else len(row_P))
+        while targets.begin < len(row_P):
+            yield from torch.split(self._forward(input_BN, targets, {"use_cache": False})[0], at_once)
+            targets.begin, targets.end = targets.end, targets.end + at_once
 
     def continue_state(
         self,
@@ -153,29 +170,50 @@ class TargetLogits:
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """The logits (P, V), and the model's own state after all tokens: the outputs that its `forward` takes back. The
         model may change the `state` before, empty at first, in place. TypeError if it returns none."""
-        targets = _TargetPositions(row_P, position_P, len(row_P))
-        output = self._forward(input_BN, targets.replace, {"use_cache": True, **state, **positions})
+        targets = _Targets(row_P, position_P, 0, len(row_P))
+        logits_PV, output = self._forward(input_BN, targets, {"use_cache": True, **state, **positions})
         after = {name: value for name, value in output.items() if name in self.arguments}
         if not after:
             raise TypeError("forward() returns no state that it takes back")
-        return self._of_targets(output.logits, targets), after
+        return logits_PV, after
 
-    def _forward(
-        self, input_BN: torch.Tensor, replace: Callable[[torch.Tensor], torch.Tensor], options: Mapping[str, Any]
-    ) -> Any:
-        """The output of the model, whose output layer reads what `replace` makes of its states."""
-        _FORWARD_PASS.replace = tuple(input_BN.shape), replace
+    def _forward(self, input_BN: torch.Tensor, targets: _Targets, options: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The logits (C, V) of a part of the targets, and all that the model returns."""
+        _PASS.targets = targets if self._picks else None
         try:
-            return self.model(input_ids=to_device(input_BN, self.device), **options)
+            output = self.model(input_ids=to_device(input_BN, self.device), **options)
         finally:
-            _FORWARD_PASS.replace = None
+            _PASS.targets = None
+        return (output.logits[0] if self._picks else targets.pick(output.logits)), output
 
-    @staticmethod
-    def _of_targets(logits: torch.Tensor, targets: _TargetPositions) -> torch.Tensor:
-        """The logits (P, V) of the target positions; of all, if the model calls its output layer in another way."""
-        if targets.states_1PH is None or logits.shape[:2] != (1, min(targets.at_once, len(targets.row_P))):
-            return targets.of(logits)
-        return logits[0]
+    @torch.inference_mode()
+    def _find_body(self) -> bool:
+        """Whether a part of the model is its body: a few tokens must have the logits of a whole pass if their states
+        are picked where this part returns them."""
+        text = trial_text(self.model), torch.tensor([1, 0, 1, 0]), torch.tensor([3, 2, 0, 3])
+        self._picks = False
+        expected_PV = self(*text)
+        self._picks = True
+        for module in self.model.modules():
+            if module is self.model or not isinstance(module, PreTrainedModel):
+                continue
+            before = vars(module).get("forward")
+            vars(module)["forward"] = _Body(module)
+            try:
+                if agree(torch.cat([*self.parts(*text, at_once=3)]), expected_PV, self.model.dtype):
+                    return True
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+                pass  # what this module returns is not what the output layer reads
+            vars(module)["forward"] = before
+            if before is None:
+                del module.forward
+        logging.getLogger(__name__).warning(
+            "%s: the states that the output layer of the family %s reads cannot be picked. Scoring computes the logits "
+            "of all positions, which takes more memory.",
+            self.name,
+            self.model.config.model_type,
+        )
+        return False
 
     def check_numbers(self, log_probs: torch.Tensor) -> None:
         """Raise ModelError if a log-probability is NaN, so that no figure is made from it."""
@@ -185,12 +223,17 @@ class TargetLogits:
             raise ModelError(f"{self.name} gives log-probabilities that are not numbers in {dtype}: {remedy}.")
 
 
-def _keep_targets(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
-    """Replace the states (B, N, H) that an output layer reads with those at target positions (1, P, H)."""
-    if _FORWARD_PASS.replace is None:
-        return None
-    shape, replace = _FORWARD_PASS.replace
-    return (replace(inputs[0]),) if inputs[0].shape[:2] == shape else None
+def trial_text(model: PreTrainedModel) -> torch.Tensor:
+    """A few ordinary tokens (2 x 4), which two ways to read must give the same logits."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    return (torch.arange(8).view(2, 4) + vocabulary // 4) % vocabulary
+
+
+def agree(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether logits of a model in a number format are the same but for rounding."""
+    apart = found.float() - expected.float()
+    tolerance = _FLOAT32_TOLERANCE if dtype == torch.float32 else _TOLERANCE
+    return not bool(apart.norm() > tolerance * expected.float().norm())
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -208,23 +251,24 @@ def pad_right(texts: Sequence[IntArray]) -> torch.Tensor:
     return input_BN
 
 
+class _Started(NamedTuple):
+    """Results of a batch in main memory, in parts; on a GPU they are there after the event."""
+
+    parts: list[torch.Tensor]
+    copied: torch.cuda.Event | None
+
+
 class Replica:
     """A copy of a model that remembers how much its device can read at once."""
 
     def __init__(self, logits: TargetLogits) -> None:
         self.logits = logits
-        self._tokens = logits.tokens_per_batch
+        self.tokens = logits.tokens_per_batch
+        """The number of tokens that are read at once, padding included."""
         self._positions = logits.positions_per_batch
 
-    def fits(self, batch: Sequence[ScoringSequence], sequence: ScoringSequence) -> bool:
-        """Whether a sequence, no longer than the batch's first, may be read together with the batch."""
-        padded = (len(batch) + 1) * len(batch[0])
-        targets = sum(len(one.targets_P) for one in batch) + len(sequence.targets_P)
-        return padded <= self._tokens and targets <= self._positions
-
-    def start(self, batch: Sequence[ScoringSequence], read: ReadLogits) -> list[torch.Tensor]:
-        """Start reading a batch, the longest first; returns results in parts. ModelError if one sequence does not
-        fit."""
+    def start(self, batch: Sequence[ScoringSequence], read: ReadLogits) -> _Started:
+        """Start reading a batch, the longest first. ModelError if one sequence does not fit."""
         try:
             return self._read(batch, read)
         except torch.OutOfMemoryError:
@@ -234,8 +278,9 @@ class Replica:
         # from now on half as much is read at once
         if len(batch) > 1:
             middle = len(batch) // 2
-            self._tokens = min(self._tokens, middle * len(batch[0]))
-            return self.start(batch[:middle], read) + self.start(batch[middle:], read)
+            self.tokens = min(self.tokens, middle * len(batch[0]))
+            first, second = self.start(batch[:middle], read), self.start(batch[middle:], read)
+            return _Started(first.parts + second.parts, second.copied)
         at_once = min(self._positions, len(batch[0].targets_P))
         if at_once == 1:
             raise ModelError(
@@ -245,39 +290,48 @@ class Replica:
         self._positions = at_once // 2
         return self.start(batch, read)
 
-    def fetch(self, batch: Sequence[ScoringSequence], parts: Sequence[torch.Tensor]) -> list[FloatArray]:
-        """Wait for the device; returns the results (float32) of each sequence. ModelError if one is NaN."""
-        results = torch.cat([part.cpu() for part in parts])
+    def fetch(self, batch: Sequence[ScoringSequence], started: _Started) -> list[FloatArray]:
+        """Wait for the batch; returns the results (float32) of each sequence. ModelError if one is NaN."""
+        if started.copied is not None:
+            started.copied.synchronize()
+        results = torch.cat(started.parts)
         self.logits.check_numbers(results)
         ends = np.cumsum([len(one.targets_P) for one in batch])
         return np.split(results.numpy(), ends[:-1])
 
     @torch.inference_mode()
-    def _read(self, batch: Sequence[ScoringSequence], read: ReadLogits) -> list[torch.Tensor]:
+    def _read(self, batch: Sequence[ScoringSequence], read: ReadLogits) -> _Started:
         input_BN = pad_right([one.tokens_N[:-1] for one in batch])
         row_P = np.repeat(np.arange(len(batch)), [len(one.targets_P) for one in batch])
         position_P = np.concatenate([one.targets_P for one in batch]) - 1
         target_P = np.concatenate([one.tokens_N[one.targets_P] for one in batch])
-        parts = self.logits.parts(input_BN, torch.from_numpy(row_P), torch.from_numpy(position_P), self._positions)
+        logits = self.logits.parts(input_BN, torch.from_numpy(row_P), torch.from_numpy(position_P), self._positions)
         targets = torch.split(torch.from_numpy(target_P), self._positions)
-        return [result for logits_PV, some in zip(parts, targets, strict=True) for result in read(logits_PV, some)]
+        parts, device = [], torch.device("cpu")
+        for logits_CV, target_C in zip(logits, targets, strict=True):
+            device = logits_CV.device
+            parts += [part.to("cpu", non_blocking=device.type == "cuda") for part in read(logits_CV, target_C)]
+        return _Started(parts, torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None)
 
 
 def target_log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:
     """The log-softmax (float32) at the targets, a chunk of positions at a time."""
     targets_P1 = to_device(targets_P, logits_PV.device)[:, None]
-    rows = max(1, LOGITS_PER_CHUNK // logits_PV.shape[1])
+    rows = _rows_per_chunk(logits_PV)
     chunks = []
-    for first in range(0, len(targets_P), rows):
-        logits_CV = logits_PV[first : first + rows].float()
-        chunks.append(logits_CV.gather(-1, targets_P1[first : first + rows])[:, 0] - logits_CV.logsumexp(-1))
+    for logits_CV, target_C1 in zip(torch.split(logits_PV, rows), torch.split(targets_P1, rows), strict=True):
+        logits_CV = logits_CV.float()
+        chunks.append(logits_CV.gather(-1, target_C1)[:, 0] - logits_CV.logsumexp(-1))
     return chunks
 
 
 def distributions(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:  # noqa: ARG001
     """The log-softmax (float32) over the vocabulary, a chunk of positions at a time."""
-    rows = max(1, LOGITS_PER_CHUNK // logits_PV.shape[1])
-    return [logits_CV.float().log_softmax(-1).cpu() for logits_CV in torch.split(logits_PV, rows)]
+    return [logits_CV.float().log_softmax(-1) for logits_CV in torch.split(logits_PV, _rows_per_chunk(logits_PV))]
+
+
+def _rows_per_chunk(logits_PV: torch.Tensor) -> int:
+    return max(1, LOGITS_PER_CHUNK.get(logits_PV.device.type, LOGITS_PER_CHUNK["cpu"]) // logits_PV.shape[1])
 
 
 class Engine:
@@ -300,7 +354,7 @@ class Engine:
         for one in sequences:
             if batch:
                 fitting = len(one) == len(batch[0]) if self._by_length else len(one) <= len(batch[0])
-                if not fitting or not all(replica.fits(batch, one) for replica in self._replicas):
+                if not fitting or (len(batch) + 1) * len(batch[0]) > min(replica.tokens for replica in self._replicas):
                     yield batch
                     batch = []
             batch.append(one)
@@ -310,17 +364,16 @@ class Engine:
     def _alone(self, batches: Iterator[Sequence[ScoringSequence]], read: ReadLogits) -> Iterator[list[FloatArray]]:
         """The results of each batch, read in this thread. A GPU starts a batch before the previous one is fetched."""
         [replica] = self._replicas
-        started: deque[tuple[Sequence[ScoringSequence], list[torch.Tensor]]] = deque()
+        started: deque[tuple[Sequence[ScoringSequence], _Started]] = deque()
         for batch in batches:
             started.append((batch, replica.start(batch, read)))
             if replica.logits.device.type != "cuda" or len(started) > 1:
                 yield replica.fetch(*started.popleft())
-        for batch, parts in started:
-            yield replica.fetch(batch, parts)
+        yield from (replica.fetch(*batch) for batch in started)
 
     def _in_turn(self, batches: Iterator[Sequence[ScoringSequence]], read: ReadLogits) -> Iterator[list[FloatArray]]:
         """The results of each batch. The replicas take batches in turn, each in a thread where the next batch waits."""
-        started: deque[tuple[Replica, Sequence[ScoringSequence], Future[list[torch.Tensor]]]] = deque()
+        started: deque[tuple[Replica, Sequence[ScoringSequence], Future[_Started]]] = deque()
         with ExitStack() as stack:
             threads = [(one, stack.enter_context(ThreadPoolExecutor(max_workers=1))) for one in self._replicas]
             for batch, (replica, thread) in zip(batches, cycle(threads), strict=False):

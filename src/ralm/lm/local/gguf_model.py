@@ -26,6 +26,8 @@ _NO_EFFECT: Final = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout
 """Settings of an architecture that change no figure: the embedding has the size, layouts other than ours have other
 tensors."""
 _END_TOKENS: Final = ("eos", "eot", "eom")
+_DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The number formats of matrices that are not quantised."""
 _FREQUENCIES: Final = "rope_freqs.weight"
 _FACTORS: Final = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
@@ -179,10 +181,10 @@ _CONFIGS: Final[dict[str, Callable[[GgufFile], "PretrainedConfig"]]] = {
 }
 
 
-def load_gguf(name: str, dtype: Any = "auto", **options: Any) -> "PreTrainedModel":
+def load_gguf(name: str, dtype: Any = "auto", device: str = "cpu", **options: Any) -> "PreTrainedModel":
     """The model in a GGUF file, dequantised to `dtype`; `options` are those of `from_pretrained`. Its configuration has
-    a hash of the file, so that another file is never taken for the same model. `dtype` auto is that of the matrices, or
-    float32 if they are quantised or of several types.
+    a hash of the file, so that another file is never taken for the same model. `dtype` auto is that of the matrices; if
+    they are quantised, bfloat16 for a `device` of the type cuda; else float32.
 
     Raises what `open_gguf` raises; ModelError naming the first architecture, setting or tensor that is not supported.
     """
@@ -202,8 +204,9 @@ def load_gguf(name: str, dtype: Any = "auto", **options: Any) -> "PreTrainedMode
     loader = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     names = _names(file, loader, config)
     if dtype == "auto":
-        kind, *others = {tensor.kind.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
-        dtype = {"F16": torch.float16, "BF16": torch.bfloat16}.get("" if others else kind, torch.float32)
+        kinds = {tensor.kind.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
+        several = torch.bfloat16 if device == "cuda" and kinds - _DTYPES.keys() else torch.float32
+        dtype = _DTYPES[kinds.pop()] if len(kinds) == 1 and kinds <= _DTYPES.keys() else several
     state = {theirs: _weights(file, ours, config, dtype) for ours, theirs in sorted(names.items())}
     model: PreTrainedModel = loader.from_pretrained(None, config=config, state_dict=state, dtype=dtype, **options)
     model.config.name_or_path = name

@@ -4,7 +4,7 @@ Shapes: R rows, I inputs, O outputs.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,13 +16,13 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from ralm.errors import ModelError, short_message, warn_of_mismatch
+from ralm.errors import ModelError, installed_version, short_message, warn_of_mismatch
+from ralm.lm.local.engine import agree, trial_text
 
 CAUSAL_BLOCKS: Final = "ralm_causal_blocks"
 WINDOW_BLOCKS: Final = "ralm_window_blocks"
 _SDPA: Final = "sdpa"
 _QUERIES_PER_BLOCK: Final = 128
-_TRIAL_TOKENS: Final = 4
 _FUSED_OPTIONS: Final = {*inspect.signature(sdpa_attention_forward).parameters, "softcap"}
 """The options that the fused kernel reads. It ignores others; the mask that it gets already covers them."""
 _OWN_OPTIONS: Final = {"scaling", "is_causal"}
@@ -41,55 +41,91 @@ _BEFORE_GELU: Final = (
     ("fc1", "activation_fn"),
 )
 """Layers of the families, and the activation functions that read their products."""
-_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How much a product may differ, as a fraction of its size."""
 
 
 def speed_up(model: PreTrainedModel, *, attention: bool = True) -> None:
-    """Replace attention (unless the user chose one) and GELU of a model on its device where ours are faster. For GPT-2
-    124M, 1,024 tokens in bfloat16 on one core, 330 of 880 ms went to attention and 130 ms to GELU."""
+    """Let a model use what is faster on its device: GELU in one pass over memory, and on a CPU attention (unless the
+    user chose one), packed weights, and GELU within products. A trial must give the same logits as before; if it does
+    not, the model stays as it was, and a LibraryWarning says so. For GPT-2 124M, 1,024 tokens in bfloat16 on one core,
+    330 of 880 ms went to attention and 130 ms to GELU."""
+    changes, faster = [*_changes(model)], _faster_attention(model) if attention else None
+    if not changes and faster is None:
+        return
+    expected = _trial_logits(model)
+    before = [place.get(name) for place, name, _ in changes]
+    for place, name, value in changes:
+        place[name] = value
+    if faster is not None:
+        model.set_attn_implementation(faster)
+    fault = _fault(model, expected)
+    if faster is not None and fault is not None:
+        model.set_attn_implementation(_SDPA)
+        if isinstance(fault, ModelError):  # a fact of the family: its attention reads more than ours
+            fault = _fault(model, expected)
+    if fault is None:
+        return
+    for (place, name, _), value in zip(changes, before, strict=True):
+        place[name] = value
+        if value is None:
+            del place[name]
+    what = f"a model on a CPU is slower, since the faster functions of ralm failed with {installed_version('torch')}"
+    warn_of_mismatch("transformers", f"{what}: {short_message(fault)}", fault)
+
+
+def _changes(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """The faster parts of a model: the dictionary that each is an entry of, its name there, and its value. Packed
+    weights cost a second copy of the weights; the library packs them for each product, which takes most of the time of
+    a step of generation. For 1,024 tokens of GPT-2 124M in bfloat16 on one core, GELU in the products takes 28 instead
+    of 76 of 1,140 ms."""
+    packed = {layer: _PackedLinear(layer) for layer in packable(model)}
     for module in model.modules():
         for name, child in module.named_children():
-            if isinstance(child, (NewGELUActivation, FastGELUActivation)):
-                setattr(module, name, GELUTanh())  # one pass over memory instead of eight
+            if not isinstance(child, (NewGELUActivation, FastGELUActivation, GELUTanh)):
+                continue
+            layers = [module._modules.get(layer) for layer, activation in _BEFORE_GELU if activation == name]
+            if product := next((packed[layer] for layer in layers if layer in packed), None):
+                product.activation = _GELU
+                yield module._modules, name, torch.nn.Identity()
+            elif not isinstance(child, GELUTanh):
+                yield module._modules, name, GELUTanh()
+    for layer, forward in packed.items():
+        yield vars(layer), "forward", forward
+
+
+def _faster_attention(model: PreTrainedModel) -> str | None:
+    """The name of our attention, registered with transformers, if it is faster for a model."""
     has_window = getattr(model.config.get_text_config(), "sliding_window", None) is not None
     is_faster = model.device.type == "cpu" and (model.dtype == torch.bfloat16 or has_window)
-    if attention and is_faster and model.config._attn_implementation == _SDPA and model._can_set_attn_implementation():
-        _speed_up_attention(model)
-
-
-def _speed_up_attention(model: PreTrainedModel) -> None:
-    """Use our attention unless a trial shows that the model passes more tensors: sparse attention makes its mask for
-    "sdpa" alone, and passes the chosen positions under other names."""
+    if not is_faster or model.config._attn_implementation != _SDPA or not model._can_set_attn_implementation():
+        return None
     name, attend = (CAUSAL_BLOCKS, causal_blocks) if model.dtype == torch.bfloat16 else (WINDOW_BLOCKS, window_blocks)
     ALL_ATTENTION_FUNCTIONS.register(name, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, window_mask)
-    model.set_attn_implementation(name)
-    error = _trial_error(model)
-    if error is not None:
-        model.set_attn_implementation(_SDPA)
-    # a model that cannot read at all is rejected later, by check_causal
-    if error is not None and not isinstance(error, ModelError) and _trial_error(model) is None:
-        warn_of_mismatch(
-            "transformers", f"the attention of ralm failed, so a slower one runs: {short_message(error)}", error
-        )
+    return name
+
+
+def _fault(model: PreTrainedModel, expected: torch.Tensor) -> Exception | None:
+    """The error of a changed model, one of other logits included."""
+    try:
+        same = agree(_trial_logits(model), expected, model.dtype)
+    except Exception as error:  # noqa: BLE001  # private functions, and modules of a new kind, may fail in any way
+        return error
+    return None if same else ArithmeticError("its logits differ")
 
 
 @torch.inference_mode()
-def _trial_error(model: PreTrainedModel) -> Exception | None:
-    """The error of a short text, which is longer than the sliding window that the model has meanwhile."""
-    config = model.config.get_text_config()
+def _trial_logits(model: PreTrainedModel) -> torch.Tensor:
+    """The logits of a short text, which is longer than the sliding window that the model has meanwhile."""
+    config, text_BN = model.config.get_text_config(), trial_text(model)
     window = getattr(config, "sliding_window", None)
     try:
         if window is not None:
-            config.sliding_window = _TRIAL_TOKENS // 2
-        model(input_ids=torch.ones(1, _TRIAL_TOKENS, dtype=torch.int64), use_cache=False)
-    except Exception as error:  # noqa: BLE001  # a model family may fail in any way
-        return error
+            config.sliding_window = text_BN.shape[1] // 2
+        logits: torch.Tensor = model(input_ids=text_BN.to(model.device), use_cache=False).logits
     finally:
         if window is not None:
             config.sliding_window = window
-    return None
+    return logits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,23 +194,25 @@ def causal_blocks(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of (batch, head, position, size) as matrix products, a block of queries at a time: 2.5 times as
-    fast in bfloat16 on a CPU as the fused kernel, which multiplies in float32 and still does all else."""
+    fast in bfloat16 on a CPU as the fused kernel, which multiplies in float32 and still does all else. Heads that share
+    keys are rows of one product."""
     _check_tensors(options, _FUSED_OPTIONS)
     square = query.shape[2] == key.shape[2] and query.shape[2] > 1
     if attention_mask is not None or not square or _needs_fused_kernel(module, options):
         return window_blocks(module, query, key, value, attention_mask, **options)
     scale = options.get("scaling") or query.shape[-1] ** -0.5
-    groups = query.shape[1] // key.shape[1]
-    queries = (query * scale).flatten(0, 1)
-    keys, values = (part.repeat_interleave(groups, 1).flatten(0, 1) for part in (key, value))
-    length = queries.shape[1]
+    rows, length = key.shape[0] * key.shape[1], query.shape[2]  # a row has the queries of all heads that share keys
+    queries = (query * scale).reshape(rows, -1, *query.shape[2:])
+    keys, values = key.flatten(0, 1), value.flatten(0, 1)
     later = torch.ones(_QUERIES_PER_BLOCK, _QUERIES_PER_BLOCK, dtype=torch.bool).triu(1)
-    found = torch.empty((*queries.shape[:2], values.shape[-1]), dtype=values.dtype)
+    found = torch.empty((*queries.shape[:3], values.shape[-1]), dtype=values.dtype)
     for begin in range(0, length, _QUERIES_PER_BLOCK):
         end = min(begin + _QUERIES_PER_BLOCK, length)
-        scores = torch.bmm(queries[:, begin:end], keys[:, :end].contiguous().mT)  # else it is a tenth slower
-        scores[:, :, begin:].masked_fill_(later[: end - begin, : end - begin], float("-inf"))
-        found[:, begin:end] = torch.bmm(scores.softmax(-1), values[:, :end])
+        block = queries[:, :, begin:end]
+        scores = torch.bmm(block.flatten(1, 2), keys[:, :end].contiguous().mT)  # else it is a tenth slower
+        new = scores.view(*block.shape[:3], end)[..., begin:]
+        new.masked_fill_(later[: end - begin, : end - begin], float("-inf"))
+        found[:, :, begin:end] = torch.bmm(scores.softmax(-1), values[:, :end]).view(*block.shape[:3], -1)
     return found.view(*query.shape[:3], -1).transpose(1, 2).contiguous(), None
 
 
@@ -185,81 +223,6 @@ def _needs_fused_kernel(module: torch.nn.Module, options: Mapping[str, Any]) -> 
         return True
     read = (options[name] for name in options.keys() & (_FUSED_OPTIONS - _OWN_OPTIONS))
     return any(isinstance(value, torch.Tensor) or value for value in read)
-
-
-def pack_weights(model: PreTrainedModel) -> None:
-    """Let the linear layers of a model use packed weights from now on, where that is faster: the library packs them for
-    each product, which takes most of the time of a step of generation. It costs a second copy of the weights."""
-    layers = packable(model)
-    if layers and _products_agree(layers[0]):
-        for module in layers:
-            module.forward = _PackedLinear(module)
-        _fuse_activations(model)
-
-
-@torch.no_grad()
-def _products_agree(module: Any) -> bool:
-    what = "ralm could not use packed weights, so the layers of a model on a CPU are slower"
-    states_RI = _trial_states(module)
-    return _agree(lambda: module(states_RI), lambda: _PackedLinear(module)(states_RI), what, "its products differ")
-
-
-def _agree(plain: Callable[[], torch.Tensor], faster: Callable[[], torch.Tensor], what: str, differ: str) -> bool:
-    """Whether both return the same but for rounding; if not, warn of `what` with the error, or with `differ`."""
-    try:
-        expected = plain()
-        apart = faster().float() - expected.float()
-    except Exception as error:  # noqa: BLE001  # private functions, and modules of a new kind, may fail in any way
-        warn_of_mismatch("torch", f"{what}: {short_message(error)}", error)
-        return False
-    if apart.norm() > _TOLERANCE[expected.dtype] * expected.float().norm():
-        warn_of_mismatch("torch", f"{what}: {differ}")
-        return False
-    return True
-
-
-def _fuse_activations(model: PreTrainedModel) -> None:
-    """Let oneDNN compute a GELU by tanh with the products before it: for 1,024 tokens of GPT-2 124M in bfloat16 on one
-    core, 28 instead of 76 of 1,140 ms. LibraryWarning if this gives other results; the two then stay apart."""
-    agrees: dict[type, bool] = {}
-    for module in model.modules():
-        for name, activation in _BEFORE_GELU:
-            layer: Any = getattr(module, name, None)
-            is_packed = isinstance(getattr(layer, "forward", None), _PackedLinear)
-            if not is_packed or type(getattr(module, activation, None)) is not GELUTanh:
-                continue
-            if type(module) not in agrees:
-                agrees[type(module)] = _fused_agrees(module, layer, activation)
-            if agrees[type(module)]:
-                _fuse(module, layer, activation)
-
-
-@torch.no_grad()
-def _fused_agrees(module: Any, layer: Any, activation: str) -> bool:
-    what = "ralm could not fuse an activation function, so a model on a CPU is slower"
-    states_BRI, gelu = _trial_states(layer)[None], getattr(module, activation)
-
-    def fused() -> torch.Tensor:
-        _fuse(module, layer, activation)
-        found: torch.Tensor = module(states_BRI)
-        return found
-
-    try:
-        return _agree(lambda: module(states_BRI), fused, what, "its results differ")
-    finally:
-        layer.forward.activation = _NO_ACTIVATION
-        setattr(module, activation, gelu)
-
-
-def _fuse(module: Any, layer: Any, activation: str) -> None:
-    layer.forward.activation = _GELU
-    setattr(module, activation, torch.nn.Identity())
-
-
-def _trial_states(layer: Any) -> torch.Tensor:
-    """Two rows of states that a linear layer reads, the same each time."""
-    inputs = layer.weight.shape[0 if isinstance(layer, Conv1D) else 1]
-    return torch.randn(2, inputs, generator=torch.Generator().manual_seed(0)).to(layer.weight.dtype)
 
 
 class _PackedLinear:

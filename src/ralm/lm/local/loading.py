@@ -151,14 +151,15 @@ def check_tokenizer(name: str, own_files: Iterable[str] = ()) -> None:
         raise ModelError(f"{name} has no tokenizer: none of {', '.join(files)}.")
 
 
-def load_checkpoint(name: str, source: Mapping[str, Any], **options: Any) -> "PreTrainedModel":
-    """The causal language model in a folder, in a GGUF file or on the hub; a multimodal model is loaded whole.
+def load_checkpoint(name: str, source: Mapping[str, Any], device: str, **options: Any) -> "PreTrainedModel":
+    """The causal language model in a folder, in a GGUF file or on the hub, for a type of device; a multimodal model is
+    loaded whole.
     ModelError if it is an encoder-decoder, or if weights are missing or have another shape: they would be random."""
     if is_gguf(name):
         from ralm.lm.local.gguf_model import load_gguf
 
         with no_bars():
-            return load_gguf(name, **options)
+            return load_gguf(name, device=device, **options)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 

@@ -46,8 +46,8 @@ class LocalLanguageModel:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self._loaded_with = loaded_with
-        self.logits = engine.TargetLogits(self.model, name)
         probe.check_causal(self.model, name, self.max_length)
+        self.logits = engine.TargetLogits(self.model, name)
         file = BlockFile(passage_cache_file, lambda: self.config) if passage_cache_file else None
         free = memory.free_bytes(self.model.device)
         most = free // 8 if self.model.device.type == "cuda" else min(free // 8, _MOST_ON_CPU)
@@ -144,17 +144,16 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
     if options.attention != "auto":
         how["attn_implementation"] = options.attention
     with loading.loading_errors("model", name):
-        model = loading.load_checkpoint(name, options.source, **how)
+        model = loading.load_checkpoint(name, options.source, devices[0].type, **how)
         if not is_placed:
             model = model.to(devices[0])
     if options.adapter is not None:
         model = loading.with_adapter(model, options.adapter, merge=options.quantised == "none")
-    kernels.speed_up(model, attention=options.attention == "auto")
     copies = [deepcopy(model).to(device) for device in devices[1:]]
     cache = None if options.passage_cache is None else int(options.passage_cache * 1e6)
     loaded = LocalLanguageModel(name, model, tokenizer, copies, options.identity, cache, options.passage_cache_file)
     for logits in loaded.copies:
-        kernels.pack_weights(logits.model)
+        kernels.speed_up(logits.model, attention=options.attention == "auto")
     return loaded
 
 
