@@ -110,7 +110,7 @@ class LanguageModel(Configured, Protocol):
         """
 
 
-TOKENS_AT_ONCE: Final = 1 << 15
+TOKENS_TOGETHER: Final = 1 << 15
 """Tokens of texts that are continued together where no memory of a device decides it: with more a processor is no
 faster, and a killed run loses more."""
 Tier: TypeAlias = Literal["all", "chosen", "top_k", "text"]
@@ -131,7 +131,7 @@ class ModelTraits:
     """Which bound the scores are, if the model is one of the `bounds` of another."""
     tier: Tier = "all"
     """See `WritingModel.tier`."""
-    tokens_at_once: int = TOKENS_AT_ONCE
+    tokens_at_once: int = TOKENS_TOGETHER
     """How many tokens of texts should be continued together, padding included."""
     answers_only: bool = False
     """Whether the model answers messages, so that nothing can be read as the continuation of a text."""

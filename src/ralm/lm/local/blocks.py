@@ -11,7 +11,7 @@ Shapes: R rows or blocks, H heads, C columns, S size of a head.
 
 import hashlib
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
@@ -197,6 +197,14 @@ class Blocks:
     def _block(self, slot: int) -> Tensors:
         """Return the tensors (1, H, C, S) of a slot."""
         return [tensor if tensor is None else tensor[slot : slot + 1] for tensor in self._tensors]
+
+
+def shared_tokens(texts: Sequence[IntArray]) -> list[int]:
+    """Return how many tokens of each text (int64) are whole blocks of another one, too, from its beginning on."""
+    firsts = Counter(text[:BLOCK].tobytes() for text in texts)
+    keys = [block_keys(text) if firsts[text[:BLOCK].tobytes()] > 1 else [] for text in texts]
+    counts = Counter(key for text_keys in keys for key in text_keys)
+    return [BLOCK * sum(1 for _ in takewhile(lambda key: counts[key] > 1, text_keys)) for text_keys in keys]
 
 
 def block_keys(text: IntArray) -> list[bytes]:

@@ -66,13 +66,13 @@ class _Targets:
         return tensor_BNX[to_device(self.row_P, device), to_device(self.position_P, device)]
 
 
-class _Pass(threading.local):
+class _ReadTargets(threading.local):
     """This thread's pass through a model for targets; None for other uses of the model."""
 
     targets: _Targets | None = None
 
 
-_PASS: Final = _Pass()
+_READ: Final = _ReadTargets()
 
 
 class _Body:
@@ -83,7 +83,7 @@ class _Body:
         update_wrapper(self, module.forward)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        targets, read = _PASS.targets, self.__wrapped__  # type: ignore[attr-defined]  # update_wrapper sets it
+        targets, read = _READ.targets, self.__wrapped__  # type: ignore[attr-defined]  # update_wrapper sets it
         if targets is None:
             return read(*inputs, **options)
         if targets.output is None:
@@ -179,11 +179,11 @@ class TargetLogits:
 
     def _forward(self, input_BN: torch.Tensor, targets: _Targets, options: Mapping[str, Any]) -> tuple[Any, Any]:
         """The logits (C, V) of a part of the targets, and all that the model returns."""
-        _PASS.targets = targets if self._picks else None
+        _READ.targets = targets if self._picks else None
         try:
             output = self.model(input_ids=to_device(input_BN, self.device), **options)
         finally:
-            _PASS.targets = None
+            _READ.targets = None
         return (output.logits[0] if self._picks else targets.pick(output.logits)), output
 
     @torch.inference_mode()

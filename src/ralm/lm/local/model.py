@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -14,13 +16,16 @@ from transformers import PreTrainedModel
 from ralm.errors import ModelError
 from ralm.lm import is_gguf
 from ralm.lm.local import decoder, engine, kernels, loading, memory, probe, tokenization
-from ralm.lm.local.blocks import BlockFile, Blocks
+from ralm.lm.local.blocks import BlockFile, Blocks, shared_tokens
 from ralm.lm.registry import ModelOptions
-from ralm.protocols import TOKENS_AT_ONCE, UNLIMITED, Continuations
+from ralm.lm.scoring import groups_that_fit
+from ralm.protocols import TOKENS_TOGETHER, UNLIMITED, Continuations
 from ralm.records import FloatArray, ScoringSequence
 
 _MOST_ON_CPU: Final = 1 << 30
 """Bytes of blocks in the main memory, which other programs use, too."""
+_SHARE: Final = 5
+"""The part of a prompt that sequences must share: a fifth."""
 _LENGTH_SETTINGS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 
 
@@ -101,13 +106,32 @@ class LocalLanguageModel:
         """How many tokens of texts are continued together: those whose keys and values take half of the memory that is
         free on a GPU, and fewer on a CPU if they take more than that."""
         if self._decoder is not decoder.CachedDecoder:
-            return TOKENS_AT_ONCE
+            return TOKENS_TOGETHER
         tokens = memory.free_bytes(self.model.device) // (2 * self.blocks.token_bytes)
-        return tokens if self.model.device.type == "cuda" else min(tokens, TOKENS_AT_ONCE)
+        return tokens if self.model.device.type == "cuda" else min(tokens, TOKENS_TOGETHER)
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """For each sequence, in order and as soon as known, the natural log-probability (float32) of each target."""
-        return self._engine.score(sequences)
+        """For each sequence, in order and as soon as known, the natural log-probability (float32) of each target.
+        Sequences that share most of what is before their targets, such as a passage before several queries, are read
+        as texts that grow."""
+        prompts = [sequence.tokens_N[: sequence.targets_P[0] - 1] for sequence in sequences]
+        shares = [
+            _SHARE * shared >= len(prompt) > 0 for prompt, shared in zip(prompts, shared_tokens(prompts), strict=True)
+        ]
+        if len(self.copies) > 1 or not any(shares) or self._decoder is not decoder.CachedDecoder:
+            yield from self._engine.score(sequences)
+            return
+        growing = decoder.CachedDecoder(self.logits, self.max_length, self.blocks)
+        for is_shared, group in groupby(zip(shares, sequences, strict=True), key=itemgetter(0)):
+            alike = [sequence for _, sequence in group]
+            if not is_shared:
+                yield from self._engine.score(alike)
+                continue
+            for together in groups_that_fit(
+                [[len(sequence)] for sequence in alike],
+                self.logits.tokens_per_batch if self.model.device.type == "cuda" else 4096,
+            ):
+                yield from growing.score(alike[together.start : together.stop])
 
     def distributions(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each sequence, the natural log-probabilities (float32, P x V) of all tokens at its P targets."""
