@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.errors import RalmError, ServerError
-from ralm.lm.api.backends import END, Backend
-from ralm.lm.api.client import Client
-from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.predictions import (
+from ralm.lm.api.answers import (
+    END,
     Prediction,
     ServerTokenNames,
     build_prediction,
     parse_log_prob,
     parse_log_probs,
 )
-from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.lm.api.backends import Backend
+from ralm.lm.api.client import Client
+from ralm.lm.api.endpoint import Endpoint
+from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import ScoringSequence
 from tests.api.backings import OfTable
 from tests.api.dialects import VLLM, Dialect, LlamaCpp, OpenAI, SGLang, TextOnly

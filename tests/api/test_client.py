@@ -20,11 +20,9 @@ from typing import Any
 import pytest
 
 from ralm.errors import BudgetError, ServerError, StorageError, UsageError
-from ralm.lm.api.budget import ApiUsage
-from ralm.lm.api.client import Client
+from ralm.lm.api.client import AnswerStore, ApiUsage, Client, answer_key
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
-from ralm.lm.api.store import AnswerStore, answer_key
-from ralm.lm.api.transport import ApiRequest
+from ralm.lm.api.http import ApiRequest
 from tests.api.scripted_server import HttpServer, Request
 from tests.api.writing import Reply
 
@@ -455,7 +453,7 @@ import sys
 from pathlib import Path
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
-from ralm.lm.api.transport import ApiRequest
+from ralm.lm.api.http import ApiRequest
 """
 PROGRAM = """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs

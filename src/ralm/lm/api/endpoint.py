@@ -1,6 +1,6 @@
 """Parses the name of a model behind an API into an address, a model and a key, and declares its options.
 
-Importing this module does not import openai, so that the command line starts fast.
+Importing this module does not import httpx2, so that the command line starts fast.
 
     http://localhost:8000#MODEL        a server; its key, if it wants one, is in RALM_API_KEY
     https://host/some/path#MODEL       the same, with the path of its API if that is not /v1

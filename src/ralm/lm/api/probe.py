@@ -19,16 +19,30 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from ralm.errors import ModelError, ServerError, UsageError
-from ralm.lm.api import servers, store, tokenizers, transport
-from ralm.lm.api.backends import END, Backend, BackendConfig, openai, unexpected
-from ralm.lm.api.client import Client
+from ralm.lm.api import tokenizers
+from ralm.lm.api.answers import END, Prediction, ServerTokenNames, unexpected
+from ralm.lm.api.backends import LENGTHS, Backend, BackendConfig, Capabilities, ServerInfo, openai
+from ralm.lm.api.backends.llamacpp import LLAMA_CPP
+from ralm.lm.api.backends.sglang import SGLANG
+from ralm.lm.api.backends.vllm import VLLM
+from ralm.lm.api.client import Client, answer_key
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
-from ralm.lm.api.model import ApiModel, as_dry_run
-from ralm.lm.api.predictions import Prediction, ServerTokenNames
-from ralm.lm.api.upstream import ProxiedModel
+from ralm.lm.api.http import ApiRequest, JsonObject
+from ralm.lm.api.model import ApiModel, ProxiedModel
 from ralm.records import IntArray
 
 _LOG: Final = logging.getLogger(__name__)
+_KINDS: Final = (VLLM, LLAMA_CPP, SGLANG)
+BACKENDS: Final[dict[str, type[Backend]]] = {
+    backend.name: backend
+    for backend in (
+        *(backend for backend, _ in openai.OPENAI_BACKENDS),
+        *openai.NEWER_CHATS.values(),
+        *(backend for kind in _KINDS for backend in kind.backends),
+    )
+}
+_OLLAMA: Final = "library"
+"""The owner of the models of Ollama, which reads a template around a text and cuts long ones silently."""
 _TEXT: Final = (
     "The history of the city begins in the 12th century: its name, Caf\u00e9-Br\u00fccke, is older. It's 3.14 km "
     "long.\n\n"
@@ -48,7 +62,9 @@ def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
     """The model behind an API with this name, which owns its client; an earlier probe is used if the server still
     generates the same greedy tokens. Raises UsageError, ServerError, and ModelError if no backend or tokenizer fits."""
     model = _with_length(_probed(name, options, anew=False))
-    return as_dry_run(model) if options is not None and options.dry_run else model
+    if model.client.options.dry_run:
+        model.client.start_dry_run()
+    return model
 
 
 def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
@@ -61,7 +77,7 @@ def open_server(name: str, options: ApiOptions | None = None, *, proxy: bool = F
     answered."""
     with ExitStack() as stack:
         client = stack.enter_context(Client(endpoint_of(name), options))
-        server = servers.detect_server(client)
+        server = detect_server(client)
         if not proxy and _continues_texts(client, server):
             with suppress(tokenizers.UnknownTokenizerError):
                 probe = _Probe(name, client, server)
@@ -79,15 +95,15 @@ def _with_length(model: ApiModel) -> ApiModel:
     return model
 
 
-def _continues_texts(client: Client, server: servers.ServerInfo) -> bool:
+def _continues_texts(client: Client, server: ServerInfo) -> bool:
     """Whether a server has /completions that can be used for the model; all known kinds do."""
     if server.is_ollama:
         return False
     if server.kind is not None:
         return True
-    body: transport.JsonObject = {"model": client.endpoint.model, "prompt": "The", "max_tokens": 1}
+    body: JsonObject = {"model": client.endpoint.model, "prompt": "The", "max_tokens": 1}
     try:
-        [_] = client.answers([transport.ApiRequest("/completions", body, 1, 1, retries=1)])
+        [_] = client.answers([ApiRequest("/completions", body, 1, 1, retries=1)])
     except ServerError as error:
         if not (error.rejects_request or error.fails):
             raise
@@ -98,16 +114,48 @@ def _continues_texts(client: Client, server: servers.ServerInfo) -> bool:
 def _probed(name: str, options: ApiOptions | None, *, anew: bool) -> ApiModel:
     with ExitStack() as stack:
         client = stack.enter_context(Client(endpoint_of(name), options))
-        probe = _Probe(name, client, servers.detect_server(client))
+        probe = _Probe(name, client, detect_server(client))
         model = (None if anew else probe.stored()) or probe.run()
         stack.pop_all()
     return model
 
 
+def detect_server(client: Client) -> ServerInfo:
+    """The kind of a server, by the owner of its models or by an endpoint that only one kind has. Raises ServerError."""
+    listed = _get_or_empty(client, "/models").get("data")
+    models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    entry = next((one for one in models if one.get("id") == client.endpoint.model), {})
+    owner = str((entry or (models[0] if models else {})).get("owned_by", ""))
+    for kind in _KINDS:
+        if kind.owner == owner:
+            if not entry:
+                names = ", ".join(str(one.get("id")) for one in models)
+                raise ServerError(f"{client.endpoint.url} has no model {client.endpoint.model}; it has {names}.", 404)
+            return ServerInfo(kind, entry)
+        if (
+            kind.own_path
+            and client.endpoint.is_url
+            and "model_path" in (fields := _get_or_empty(client, kind.own_path))
+        ):
+            lengths: JsonObject = {name: entry[name] for name in LENGTHS if name in entry}
+            return ServerInfo(kind, {**fields, **lengths})
+    return ServerInfo(None, entry, is_ollama=owner == _OLLAMA)
+
+
+def _get_or_empty(client: Client, path: str) -> JsonObject:
+    """The server's answer at a path; empty if it has no such path. Raises ServerError if it cannot be reached."""
+    try:
+        return client.get(path)
+    except ServerError as error:
+        if error.status is None or error.status in (401, 403, 429):
+            raise
+        return {}  # some servers fail at paths that they do not have
+
+
 class _Probe:
     """Finds and stores the best backend that works on one server."""
 
-    def __init__(self, name: str, client: Client, server: servers.ServerInfo) -> None:
+    def __init__(self, name: str, client: Client, server: ServerInfo) -> None:
         if server.is_ollama:
             raise UsageError(
                 f"{client.endpoint.url} is Ollama, whose own API is not used any more: serve the model with "
@@ -133,7 +181,7 @@ class _Probe:
         """The model as an earlier probe found it, if it still generates the same tokens."""
         found = self._client.store.get(self._key)
         with suppress(KeyError, ValueError, ServerError):
-            capabilities = TypeAdapter(servers.Capabilities).validate_python(found)
+            capabilities = TypeAdapter(Capabilities).validate_python(found)
             backend = self._trials.backend(capabilities.config)
             if not capabilities.greedy or _tokens(self._trials.generated(backend)) == capabilities.greedy:
                 return self._model(backend, replace(capabilities, max_length=self._max_length(backend)))
@@ -151,7 +199,7 @@ class _Probe:
                     raise
                 ruled_out.append((config.describe(), error))
                 continue
-            capabilities = servers.Capabilities(
+            capabilities = Capabilities(
                 config=backend.config,
                 max_length=self._max_length(backend),
                 greedy=greedy,
@@ -185,7 +233,7 @@ class _Probe:
     def _max_length(self, backend: Backend) -> int | None:
         return None if self._length is None else self._length - backend.reserved_tokens
 
-    def _model(self, backend: Backend, capabilities: servers.Capabilities) -> ApiModel:
+    def _model(self, backend: Backend, capabilities: Capabilities) -> ApiModel:
         client, tokenizer = self._client, self._tokenizer.tokenizer
         client.identity = capabilities.identity
         if backend.text_only or not backend.continues_own_text:  # special tokens that the server adds are not reported
@@ -202,11 +250,11 @@ class _Trials:
         self._tokenizer = tokenizer
         self._names = ServerTokenNames(tokenizer.tokenizer, tokenizer.size)
         self._text = tokenizer.tokenizer.encode(_TEXT)
-        self._answers: dict[bytes, transport.JsonObject] = {}
+        self._answers: dict[bytes, JsonObject] = {}
 
     def backend(self, config: BackendConfig) -> Backend:
         """The backend that `config` describes. Raises KeyError if none has this name."""
-        return servers.BACKENDS[config.backend](config, self._client.endpoint.model, self._names)
+        return BACKENDS[config.backend](config, self._client.endpoint.model, self._names)
 
     def complete(self, backend: Backend) -> Backend:
         """The backend with the BOS and the length of lists of the server; ServerError if its figures disagree."""
@@ -299,9 +347,9 @@ class _Trials:
             [found] = backend.chosen_log_probs(self._answer(backend.choice_request(text, [token])), [token])
             _check_equal(found, float(first.log_probs_C[place]), "if it is chosen")
 
-    def _answer(self, request: transport.ApiRequest) -> transport.JsonObject:
+    def _answer(self, request: ApiRequest) -> JsonObject:
         """The answer to a request; it is not stored, since the client has no identity before the probe has ended."""
-        key = store.answer_key("", request.path, request.body)
+        key = answer_key("", request.path, request.body)
         if key not in self._answers:
             [self._answers[key]] = self._client.answers([replace(request, retries=1)])
         return self._answers[key]
@@ -318,7 +366,7 @@ def _check_equal(one: float, other: float, where: str) -> None:
         )
 
 
-def _length(client: Client, server: servers.ServerInfo) -> int | None:
+def _length(client: Client, server: ServerInfo) -> int | None:
     """The maximum number of tokens that the model reads; UsageError if the options exceed the server's value."""
     option = client.options.context_length
     if option is not None and server.length is not None and option > server.length:

@@ -10,9 +10,19 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import Backend, answer_field, end_prediction, expect_length, parsing, unexpected
-from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, text_prediction
-from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.lm.api.answers import (
+    END_PREDICTION,
+    Prediction,
+    answer_field,
+    build_prediction,
+    expect_length,
+    lone_prediction,
+    parse_log_prob,
+    parsing,
+    unexpected,
+)
+from ralm.lm.api.backends import Backend
+from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import IntArray
 
 _BIAS: Final = 100
@@ -42,17 +52,17 @@ class Completions(Backend):
         choice = answer_field(answer, "choices", 0)
         reason = choice.get("finish_reason")
         if self.text_only:
-            found = [text_prediction(int(token)) for token in self._continuation(self.generated_text(answer))]
+            found = [lone_prediction(int(token)) for token in self._continuation(self.generated_text(answer))]
             found, ended = found[:max_tokens], reason != "length"
         else:
             found, ended = self._predictions(choice, ()), reason == "stop"
-        return [*found, end_prediction()] if ended and len(found) < max_tokens else found
+        return [*found, END_PREDICTION] if ended and len(found) < max_tokens else found
 
     @parsing
     def first_generated(self, answer: JsonObject) -> Prediction:
         """The prediction of the first token, also if its name is ambiguous."""
         rows = self._rows(answer_field(answer, "choices", 0))
-        return self._prediction(*rows[0], None) if rows else end_prediction()
+        return self._prediction(*rows[0], None) if rows else END_PREDICTION
 
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         body: dict[str, JsonValue] = {

@@ -5,9 +5,18 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import Backend, ServerKind, answer_field, expect_length, parsing, unexpected
-from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, parse_log_probs
-from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.lm.api.answers import (
+    Prediction,
+    answer_field,
+    build_prediction,
+    expect_length,
+    parse_log_prob,
+    parse_log_probs,
+    parsing,
+    unexpected,
+)
+from ralm.lm.api.backends import Backend, ServerKind
+from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import IntArray
 
 
