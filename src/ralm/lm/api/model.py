@@ -113,9 +113,13 @@ class ApiModel:
             yield np.array(log_probs, dtype=np.float32)
 
     def _requests(self, sequence: ScoringSequence) -> Iterator[ApiRequest]:
-        """Requests for the log-probabilities of the targets: one for the prompt's, or one for each chosen token."""
+        """Requests for the log-probabilities of the targets: those of the prompt, or of each target as a chosen token.
+
+        For a single target the latter reads less: no server may take a prompt that it has to score from its cache, and
+        all figures but one would be made and sent for nothing. More targets may each be a whole prompt to read.
+        """
         tokens, positions = sequence.tokens_N, sequence.targets_P.tolist()
-        if self.backend.scores_prompts:
+        if self.backend.scores_prompts and not (self.backend.max_chosen and len(positions) == 1):
             yield self.backend.scoring(tokens, sequence.targets_P)
         else:
             yield from (self.backend.choice(tokens[:position], [int(tokens[position])]) for position in positions)

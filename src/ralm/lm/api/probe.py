@@ -9,7 +9,8 @@ The result is stored. Later processes only compare the greedy tokens: the same o
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -70,6 +71,33 @@ def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
 def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
     """The model behind an API with this name, after a new probe."""
     return _probed(name, options, anew=True)
+
+
+def cache_difference(model: ApiModel) -> float | None:
+    """The most by which log-probabilities move, in nats, if they are asked for again: a prompt that is new to the
+    server is read whole, then from its cache. None if it returns none."""
+    backend, client = model.backend, model.client
+    client.identity = ""  # so that the client does not reuse the first answer
+    requests: list[Callable[[IntArray], ApiRequest]] = [] if backend.text_only else [backend.next_token]
+    if backend.scores_prompts:
+        requests.append(lambda text: backend.scoring(text, np.arange(1, len(text))))
+    differences = []
+    for request in requests:
+        begin = [] if backend.config.begin is None else [backend.config.begin]
+        text = np.append(np.array(begin, dtype=np.int64), model.tokenizer.encode(f"{time.time_ns()} {_TEXT}"))
+        [cold], [warm] = (client.answers([request(text)]) for _ in range(2))
+        differences += [abs(before - after) for before, after in _figures(cold, warm)]
+    return max(differences, default=None)
+
+
+def _figures(cold: Any, warm: Any) -> Iterable[tuple[float, float]]:
+    """The pairs of one figure: of the tokens of a prompt, or of those that both predictions list."""
+    if not isinstance(cold, Prediction):
+        return zip(cold, warm, strict=True)
+    listed = (
+        (float(before), warm.listed(int(token))) for token, before in zip(cold.tokens_C, cold.log_probs_C, strict=True)
+    )
+    return [(before, after) for before, after in listed if after is not None and np.isfinite(before)]
 
 
 def open_server(name: str, options: ApiOptions | None = None, *, proxy: bool = False) -> ApiModel | ProxiedModel:
