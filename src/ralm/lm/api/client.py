@@ -87,28 +87,16 @@ class Budget:
 
     def sent(self) -> bool:
         """Count a request that is sent now; False, without counting it, if the budget is used up."""
-        with self._lock:
-            if self._max_requests is not None and self.usage.requests >= self._max_requests:
-                return False
-            self._add(requests=1)
-            return True
+        if self._max_requests is not None and self.usage.requests >= self._max_requests:
+            return False
+        self.count(requests=1)
+        return True
 
     def answered(self, request: ApiRequest, answer: Mapping[str, JsonValue]) -> None:
         """Count the tokens of an answer, the maximum if the server did not."""
         counted = tokens_in_answer(answer)
         tokens_in, tokens_out = counted or (request.tokens, request.max_new_tokens)
-        with self._lock:
-            self._add(tokens_in=tokens_in, tokens_out=tokens_out, estimated=counted is None)
-
-    def retried(self) -> None:
-        """Count a retry."""
-        with self._lock:
-            self._add(retries=1)
-
-    def reused(self) -> None:
-        """Count a request that is not sent."""
-        with self._lock:
-            self._add(reused=1)
+        self.count(tokens_in=tokens_in, tokens_out=tokens_out, estimated=counted is None)
 
     def used_up(self) -> BudgetError:
         """The error of a request beyond the budget."""
@@ -117,8 +105,11 @@ class Budget:
             "this again to continue."
         )
 
-    def _add(self, **counts: int) -> None:
-        self.usage = replace(self.usage, **{name: getattr(self.usage, name) + count for name, count in counts.items()})
+    def count(self, **counts: int) -> None:
+        """Add to the fields of `usage`."""
+        with self._lock:
+            sums = {name: getattr(self.usage, name) + count for name, count in counts.items()}
+            self.usage = replace(self.usage, **sums)
 
 
 _COUNTS: Final = (
@@ -190,7 +181,7 @@ class Client:
         self.identity = ""
         self._is_dry = False
         self._budget = Budget(self.options.max_requests)
-        self._transport = Transport(endpoint, self.options, self._budget.retried)
+        self._transport = Transport(endpoint, self.options, partial(self._budget.count, retries=1))
         self.store = AnswerStore(self.options.answers or default_answers())
         self._loop = _LoopThread(self._transport.close)
         self._slots = asyncio.Semaphore(self.options.requests_at_once)
@@ -210,11 +201,11 @@ class Client:
 
     def get(self, path: str) -> JsonObject:
         """The answer at a path; it is neither stored nor counted. Raises ServerError."""
-        return self._loop.run(partial(self._transport.get, path))
+        return self._loop.run(partial(self._transport.send, "GET", path, retries=1))
 
     def post(self, path: str, body: Mapping[str, JsonValue]) -> JsonObject:
         """The answer to a request that costs nothing; it is neither stored nor counted. Raises ServerError."""
-        return self._loop.run(partial(self._transport.post, path, body))
+        return self._loop.run(partial(self._transport.send, "POST", path, body))
 
     def answers(self, requests: Iterable[ApiRequest]) -> Iterator[Any]:
         """The parsed answers to requests, in their order, each as soon as it and all before it are known.
@@ -258,20 +249,20 @@ class Client:
     def _submit(self, call: "_Call", request: ApiRequest) -> None:
         """Get the answer to a request: from an equal one, from the file, or from the server."""
         key = answer_key(self.identity, request.path, request.body)
+        call.order.append((key, request))
         if key in call.requested:
-            self._budget.reused()
+            self._budget.count(reused=1)
         elif self.identity and (stored := self._stored(key, request)) is not None:
-            self._budget.reused()
+            self._budget.count(reused=1)
             call.outcomes[key] = stored
-        elif self._is_dry:
-            self._budget.sent()
-            self._budget.answered(request, {})
-            call.requested.add(key)
-            call.outcomes[key] = None
         else:
             call.requested.add(key)
-            self._loop.start(partial(self._request, call, key, request, self.identity))
-        call.order.append((key, request))
+            if self._is_dry:
+                self._budget.sent()
+                self._budget.answered(request, {})
+                call.outcomes[key] = None
+            else:
+                self._loop.start(partial(self._request, call, key, request, self.identity))
 
     def _first(self, call: "_Call") -> Any:
         """The first answer, which is known, as its request parses it; raises its error."""
@@ -297,7 +288,9 @@ class Client:
                 if not self._budget.sent():
                     raise BudgetError
                 call.sent.add(task)
-                answer = await self._transport.send(request)
+                answer = await self._transport.send(
+                    "POST", request.path, request.body, max_bytes=request.max_bytes, retries=request.retries
+                )
                 self._budget.answered(request, answer)
             if identity:
                 await self._keep(key, request, answer)

@@ -26,6 +26,11 @@ from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.version import __version__
 
 JsonObject: TypeAlias = dict[str, JsonValue]
+_HEADERS: Final = {
+    "Accept": "application/json",
+    "Content-Type": "application/json",
+    "User-Agent": f"ralm/{__version__}",
+}
 _STORED: Final = "Answers so far are stored; run this again to continue."
 _LONGEST: Final = 300
 """Characters of a server's message that an error repeats."""
@@ -37,7 +42,7 @@ _SECONDS_FRESH: Final = 5.0
 _SECONDS_TO_CHECK: Final = 5.0
 _MAX_SECONDS_TO_RETRY: Final = 120.0
 """A server that asks for a longer wait is not asked again."""
-_MESSAGES: Final = ("message", "error", "detail", "msg")
+_MESSAGES: Final = ("error", "message", "detail", "msg")
 """Fields of an error's body that may hold its message."""
 _BYTES: Final = 1 << 20
 _BYTES_A_LISTED_TOKEN: Final = 256
@@ -86,19 +91,13 @@ class ApiRequest:
 class Http:
     """Connections to an endpoint, which send its key. UsageError if the proxies of the environment cannot be used."""
 
-    def __init__(self, endpoint: Endpoint, seconds: float, **headers: str) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float, headers: Mapping[str, str] = _HEADERS) -> None:
         self.endpoint = endpoint
         self.seconds = seconds
         key = {} if endpoint.key is None else {"Authorization": f"Bearer {endpoint.key}"}
         try:
             self._client = httpx2.AsyncClient(
-                headers={
-                    "Accept": "application/json",
-                    "Content-Type": "application/json",
-                    "User-Agent": f"ralm/{__version__}",
-                    **headers,
-                    **key,
-                },
+                headers={**_HEADERS, **headers, **key},
                 timeout=httpx2.Timeout(seconds, connect=min(seconds, _SECONDS_TO_CONNECT), pool=None),
                 limits=httpx2.Limits(max_connections=None, keepalive_expiry=_SECONDS_OPEN),
             )
@@ -126,37 +125,25 @@ class _Answer(NamedTuple):
     content: bytes
 
 
-class Transport:
+class Transport(Http):
     """Sends requests and retries them; `retried` is called for each retry of a POST."""
 
     def __init__(self, endpoint: Endpoint, options: ApiOptions, retried: Callable[[], None]) -> None:
-        self._http = Http(endpoint, options.timeout)
-        self._endpoint = endpoint
+        super().__init__(endpoint, options.timeout)
         self._retries = options.retries
         self._retried = retried
-        self.close = self._http.close
 
-    async def send(self, request: ApiRequest) -> JsonObject:
-        """The answer to a request. Raises ServerError if there is none."""
-        return await self._object("POST", request.path, request.body, request.max_bytes, request.retries)
-
-    async def post(self, path: str, body: Mapping[str, JsonValue]) -> JsonObject:
-        """The answer to a request that is not for tokens. Raises ServerError if there is none."""
-        return await self._object("POST", path, body)
-
-    async def get(self, path: str) -> JsonObject:
-        """The answer at a path. Raises ServerError if there is none."""
-        return await self._object("GET", path, retries=1)
-
-    async def _object(
+    async def send(
         self,
         method: str,
         path: str,
         body: Mapping[str, JsonValue] | None = None,
-        limit: int = _BYTES_OF_OTHERS,
+        *,
+        max_bytes: int = _BYTES_OF_OTHERS,
         retries: int | None = None,
     ) -> JsonObject:
-        place = self._endpoint.address(path)
+        """The answer to a request. Raises ServerError if there is none."""
+        place = self.endpoint.address(path)
         try:
             content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -166,13 +153,13 @@ class Transport:
             ) from None
         begun, tries = time.monotonic(), 1
         most = 1 + (self._retries if retries is None else min(retries, self._retries))
-        outcome = await self._once(method, path, content, limit)
+        outcome = await self._once(method, path, content, max_bytes)
         while tries < most and (pause := _seconds_to_retry(outcome, tries)) is not None:
             await asyncio.sleep(pause)
             tries += 1
             if method == "POST":
                 self._retried()
-            outcome = await self._once(method, path, content, limit)
+            outcome = await self._once(method, path, content, max_bytes)
         if isinstance(outcome, _Answer) and outcome.status < 300:
             return self._parsed(place, outcome.content)
         raise self._problem(outcome, place, tries, time.monotonic() - begun)
@@ -180,8 +167,8 @@ class Transport:
     async def _once(self, method: str, path: str, content: bytes | None, limit: int) -> "_Answer | Exception":
         """The whole answer to a request, or what went wrong; as a value, since an error would carry the key along."""
         try:
-            async with asyncio.timeout(self._http.seconds):
-                response = await self._http.open(method, path, content)
+            async with asyncio.timeout(self.seconds):
+                response = await self.open(method, path, content)
                 try:
                     return _Answer(response.status_code, response.headers, await read_content(response, limit))
                 finally:
@@ -203,17 +190,17 @@ class Transport:
                 f"{place} answered with {came}, not with a JSON object; check that it is the URL of an API.", 200
             )
         if (rejection := _rejection(answer)) is not None:
-            raise ServerError(f"{self._endpoint.url} rejected a request ({self._quote(rejection)}).", 200)
+            raise ServerError(f"{self.endpoint.url} rejected a request ({self._quote(rejection)}).", 200)
         return answer
 
     def _problem(self, outcome: "_Answer | Exception", place: str, tries: int, seconds: float) -> ServerError:
         """What went wrong in one or two sentences."""
-        url = self._endpoint.url
+        url = self.endpoint.url
         tried = f"tried {tries:,} times over {seconds:,.0f} seconds" if tries > 1 else "tried once"
         if isinstance(outcome, TooLongError):
             return ServerError(f"{place} cannot be used: {outcome}.", 200)
         if isinstance(outcome, httpx2.TimeoutException | TimeoutError):
-            return ServerError(f"{url} did not answer within {self._http.seconds:g} seconds; {tried}. {_STORED}")
+            return ServerError(f"{url} did not answer within {self.seconds:g} seconds; {tried}. {_STORED}")
         if isinstance(outcome, Exception):
             reason = self._quote(cause_of(outcome))
             return ServerError(f"{url} cannot be reached or broke off ({reason}); {tried}. {_STORED}")
@@ -221,15 +208,15 @@ class Transport:
 
     def _status(self, answer: _Answer, place: str, tried: str) -> str:
         """The meaning of an HTTP status for the user."""
-        url, variable = self._endpoint.url, self._endpoint.variable
-        quoted = f"({answer.status}: {self._quote(_message(_error_body(answer.content)))})"
+        url, variable = self.endpoint.url, self.endpoint.variable
+        quoted = f"({answer.status}: {self._quote(_message(answer.content.decode(errors='replace')))})"
         match answer.status:
-            case 401 | 403 if self._endpoint.key is None:
+            case 401 | 403 if self.endpoint.key is None:
                 return f"{url} needs a key {quoted}; put it into the environment variable {variable}."
             case 401 | 403:
                 return f"{url} rejected the key in the environment variable {variable} {quoted}."
             case 404:
-                return f"{url} has no model {self._endpoint.model}, or no {place} {quoted}."
+                return f"{url} has no model {self.endpoint.model}, or no {place} {quoted}."
             case 429:
                 advice = "Lower `requests_at_once` or wait a while."
                 return f"{url} limits the rate of requests {quoted}; {tried}. {advice} {_STORED}"
@@ -243,19 +230,17 @@ class Transport:
 
     def _quote(self, text: str) -> str:
         """The first line of a server's message that is not blank, without the key, truncated."""
-        if self._endpoint.key:
-            text = text.replace(self._endpoint.key, "[key]")
+        if self.endpoint.key:
+            text = text.replace(self.endpoint.key, "[key]")
         line = next((line for line in map(str.strip, text.splitlines()) if line), "")
         return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
-class Upstream:
+class Upstream(Http):
     """Passes requests on to a server, without retries, budget or store, and gives its answers as they come."""
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
-        self.endpoint = endpoint
-        self._http = Http(endpoint, seconds, **{"Accept": "*/*", "Accept-Encoding": "identity"})
-        self.close = self._http.close
+        super().__init__(endpoint, seconds, {"Accept": "*/*", "Accept-Encoding": "identity"})
         self._checking = asyncio.Lock()
         self._checked, self._answers = -inf, False
 
@@ -263,7 +248,7 @@ class Upstream:
         """The answer to a request, once its headers are there; close it. Raises ServerError if there is none."""
         content = json.dumps(body).encode()
         with self.errors():
-            response = await self._http.open("POST", path, content)
+            response = await self.open("POST", path, content)
         if response.is_redirect:
             await response.aclose()
             raise ServerError(f"{self.endpoint.url} has moved ({response.status_code}); name the new URL.", 502)
@@ -276,7 +261,7 @@ class Upstream:
                 self._answers = False
                 with suppress(*_BROKEN, TimeoutError):
                     async with asyncio.timeout(_SECONDS_TO_CHECK):
-                        response = await self._http.open("GET", "/models")
+                        response = await self.open("GET", "/models")
                         await response.aclose()
                     self._answers = response.status_code < 500
                 self._checked = time.monotonic()
@@ -288,7 +273,7 @@ class Upstream:
         try:
             yield
         except httpx2.TimeoutException:
-            message = f"{self.endpoint.url} sent nothing within {self._http.seconds:g} seconds."
+            message = f"{self.endpoint.url} sent nothing within {self.seconds:g} seconds."
         except _BROKEN as error:
             message = f"{self.endpoint.url} cannot be reached or broke off ({cause_of(error)})."
         except TooLongError as error:
@@ -383,16 +368,6 @@ def cause_of(error: BaseException) -> str:
     return reason
 
 
-def _error_body(content: bytes) -> object:
-    """The body of an error: the `error` in it, the JSON, or its text."""
-    text = content.decode(errors="replace")
-    try:
-        body = read_json(text)
-    except (ValueError, RecursionError):
-        return text
-    return body.get("error", body) if isinstance(body, dict) else body
-
-
 def _rejection(answer: Mapping[str, JsonValue]) -> str | None:
     """The error in an answer with status 200, as some gateways send it, or None if there is none."""
     if answer.get("object") == "error":
@@ -405,12 +380,12 @@ def _rejection(answer: Mapping[str, JsonValue]) -> str | None:
 
 
 def _message(body: object) -> str:
-    """The message in the body of an error."""
+    """The message in the body of an error, a JSON value or its text."""
+    with suppress(ValueError, RecursionError):
+        body = read_json(body) if isinstance(body, str) else body
     while isinstance(body, Mapping | list) and body:
-        if isinstance(body, list):
-            body = body[0]
-        else:
-            body = next((body[name] for name in _MESSAGES if body.get(name)), json.dumps(body))
+        inner = body if isinstance(body, list) else [body[name] for name in _MESSAGES if name in body]
+        body = inner[0] if inner else json.dumps(body)
     return str(body or "no reason given")
 
 

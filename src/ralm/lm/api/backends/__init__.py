@@ -5,7 +5,7 @@ list it in `ralm.lm.api.probe`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -14,7 +14,15 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import ServerError
-from ralm.lm.api.answers import END_PREDICTION, Prediction, ServerTokenNames, answer_field, lone_prediction
+from ralm.lm.api.answers import (
+    END_PREDICTION,
+    Prediction,
+    ServerTokenNames,
+    answer_field,
+    build_prediction,
+    lone_prediction,
+    parse_log_prob,
+)
 from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.protocols import Tokenizer
 from ralm.records import IntArray
@@ -60,6 +68,7 @@ class Backend(ABC):
 
     The class variables declare what a server returns:
 
+    server               its name in errors
     text_path            where an answer has the generated text
     count_path           where an answer has the number of tokens that the server read
     scores_prompts       the log-probability and the most likely tokens at every position of a prompt
@@ -69,6 +78,7 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
+    server: ClassVar[str] = "the server"
     text_path: ClassVar[tuple[str | int, ...]]
     count_path: ClassVar[tuple[str, ...]]
     scores_prompts: ClassVar[bool] = False
@@ -173,6 +183,15 @@ class Backend(ABC):
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
         """The log-probabilities of the chosen tokens; NaN if the server returns none."""
         raise NotImplementedError(self.name)
+
+    def log_prob(self, value: object) -> float:
+        """A log-probability in an answer; ServerError if it is not one."""
+        return parse_log_prob(value, self.server)
+
+    def prediction(self, token: int | None, value: object, listed: Iterable[tuple[int | None, object]]) -> Prediction:
+        """As `build_prediction`, of log-probabilities in an answer."""
+        pairs = [(number, self.log_prob(other)) for number, other in listed]
+        return build_prediction(token, self.log_prob(value), pairs, self.top_logprobs)
 
     def generation(self, text: IntArray, max_tokens: int) -> ApiRequest:
         """As `generation_request`, answered with predictions; nothing bounds those that are not listed if the server

@@ -11,15 +11,7 @@ from typing import Any, Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.lm.api.answers import (
-    END_PREDICTION,
-    Prediction,
-    answer_field,
-    build_prediction,
-    parse_log_prob,
-    parsing,
-    unexpected,
-)
+from ralm.lm.api.answers import END_PREDICTION, Prediction, answer_field, parsing, unexpected
 from ralm.lm.api.backends import Backend, ServerKind
 from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import IntArray
@@ -31,7 +23,7 @@ _BIAS: Final = 1000
 class _Completion(Backend):
     """POST /completion of a llama.cpp server, at its root."""
 
-    name = "llama.cpp"
+    name = server = "llama.cpp"
     text_path = ("content",)
     count_path = ("tokens_evaluated",)
     max_chosen = 1
@@ -74,7 +66,7 @@ class _Completion(Backend):
         found = next((one for one in rows if answer_field(one, "id") == token), None)
         if found is None:
             raise unexpected(f"the server returns token {row['id']} where {token} was chosen: it ignores `logit_bias`")
-        return [_token_and_log_prob(found)[1]]
+        return [self.log_prob(answer_field(found, "logprob"))]
 
     @property
     def _ordinary(self) -> int:
@@ -86,12 +78,11 @@ class _Completion(Backend):
         return "\N{REPLACEMENT CHARACTER}" in self.tokenizer.decode(np.array([token], dtype=np.int64))
 
     def _prediction(self, token: Mapping[str, Any], row: Mapping[str, Any]) -> Prediction:
-        listed = [_token_and_log_prob(one) for one in answer_field(row, "top_logprobs")]
-        return build_prediction(*_token_and_log_prob(token), listed, self.top_logprobs)
-
-
-def _token_and_log_prob(entry: object) -> tuple[int, float]:
-    return int(answer_field(entry, "id")), parse_log_prob(answer_field(entry, "logprob"), "llama.cpp")
+        (number, value), *listed = (
+            (int(answer_field(entry, "id")), answer_field(entry, "logprob"))
+            for entry in (token, *answer_field(row, "top_logprobs"))
+        )
+        return self.prediction(number, value, listed)
 
 
 def _request(text: IntArray, max_tokens: int, **more: JsonValue) -> ApiRequest:

@@ -14,10 +14,8 @@ from ralm.lm.api.answers import (
     END_PREDICTION,
     Prediction,
     answer_field,
-    build_prediction,
     expect_length,
     lone_prediction,
-    parse_log_prob,
     parsing,
     unexpected,
 )
@@ -105,7 +103,6 @@ class Completions(Backend):
     def _prediction(
         self, name: object, value: object, listed: Sequence[tuple[str, object]], known: int | None
     ) -> Prediction:
-        log_prob = parse_log_prob(value, "the server")
         found = self.names.id_of(str(name))
         token = found if known is None else known
         if found not in (None, token):
@@ -114,8 +111,7 @@ class Completions(Backend):
             )
         names_parts = self.config.as_ids or not self.continues_own_text
         whole = self.names.id_of if names_parts else self.names.unambiguous_id
-        pairs = [(found if one == name else whole(one), parse_log_prob(other, "the server")) for one, other in listed]
-        return build_prediction(token, log_prob, pairs, self.top_logprobs)
+        return self.prediction(token, value, [(found if one == name else whole(one), other) for one, other in listed])
 
     def _continuation(self, text: str) -> IntArray:
         """The tokens of a text that continues another one; alone, some tokenizers would put a space before it."""
