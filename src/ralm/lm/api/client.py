@@ -11,10 +11,9 @@ import json
 import logging
 import os
 import threading
-import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Self, TypeAlias, TypeGuard, cast
+from weakref import WeakValueDictionary, finalize
 
 from pydantic import JsonValue
 
@@ -63,18 +63,13 @@ class ApiUsage:
 
     def describe(self) -> str:
         """The usage in words, for a message."""
-        about = "about " if self.estimated else ""
-        return (
-            f"{self.requests:,} requests sent and {self.reused:,} reused, "
-            f"{about}{self.tokens_in:,} tokens in and {self.tokens_out:,} out"
-        )
+        tokens = f"{self.tokens_in:,} tokens in and {self.tokens_out:,} out"
+        return f"{self.requests:,} requests sent and {self.reused:,} reused, {'about ' * bool(self.estimated)}{tokens}"
 
     def describe_dry_run(self) -> str:
         """The usage of a dry run in words."""
-        return (
-            f"{self.requests:,} requests would be sent and {self.reused:,} reused, with {self.tokens_in:,} tokens in "
-            f"and {self.tokens_out:,} out at most"
-        )
+        tokens = f"{self.tokens_in:,} tokens in and {self.tokens_out:,} out"
+        return f"{self.requests:,} requests would be sent and {self.reused:,} reused, with {tokens} at most"
 
 
 class Budget:
@@ -186,7 +181,7 @@ class Client:
         self._loop = _LoopThread(self._transport.close)
         self._slots = asyncio.Semaphore(self.options.requests_at_once)
         self._calls: set[_Call] = set()
-        weakref.finalize(self, self._loop.close)
+        finalize(self, self._loop.close)
 
     def __enter__(self) -> Self:
         return self
@@ -224,9 +219,9 @@ class Client:
                     if request is None:
                         more = False
                     else:
-                        self._submit(call, request)
-                if call.order and call.take(wait=not (more and ahead)):
-                    yield self._first(call)
+                        call.order.append((request, self._submitted(call, request)))
+                if call.order and call.first_is_known(wait=not (more and ahead)):
+                    yield self._parsed(*call.order.popleft())
             if call.stopped:
                 raise UsageError(_CLOSED)
         finally:
@@ -246,40 +241,40 @@ class Client:
             self._loop.close()
             self.store.close()
 
-    def _submit(self, call: "_Call", request: ApiRequest) -> None:
+    def _submitted(self, call: "_Call", request: ApiRequest) -> "_Outcome":
         """Get the answer to a request: from an equal one, from the file, or from the server."""
         key = answer_key(self.identity, request.path, request.body)
-        call.order.append((key, request))
-        if key in call.requested:
+        outcome = call.outcomes.get(key) or _Outcome()
+        if key in call.outcomes:
             self._budget.count(reused=1)
         elif self.identity and (stored := self._stored(key, request)) is not None:
             self._budget.count(reused=1)
-            call.outcomes[key] = stored
+            outcome.answer, outcome.is_known = stored, True
+        elif self._is_dry:
+            self._budget.sent()
+            self._budget.answered(request, {})
+            outcome.is_known = True
         else:
-            call.requested.add(key)
-            if self._is_dry:
-                self._budget.sent()
-                self._budget.answered(request, {})
-                call.outcomes[key] = None
-            else:
-                self._loop.start(partial(self._request, call, key, request, self.identity))
+            self._loop.start(partial(self._request, call, outcome, key, request, self.identity))
+        call.outcomes[key] = outcome
+        if not self.identity:
+            call.unstored.append(outcome)
+        return outcome
 
-    def _first(self, call: "_Call") -> Any:
-        """The first answer, which is known, as its request parses it; raises its error."""
-        key, request = call.order.popleft()
-        outcome = call.outcomes[key]
-        if self.identity and all(key != other for other, _ in call.order):  # the file has it
-            del call.outcomes[key]
-            call.requested.discard(key)
-        if isinstance(outcome, BudgetError):
+    def _parsed(self, request: ApiRequest, outcome: "_Outcome") -> Any:
+        """What a request makes of its answer, which is known; raises its error."""
+        answer = outcome.answer
+        if isinstance(answer, BudgetError):
             raise self._budget.used_up()  # with the tokens of all answers before
-        if isinstance(outcome, Exception):
-            raise outcome
-        return request.guess() if outcome is None else request.parse(outcome)
+        if isinstance(answer, Exception):
+            raise answer
+        return request.guess() if answer is None else request.parse(answer)
 
-    async def _request(self, call: "_Call", key: bytes, request: ApiRequest, identity: str) -> None:
-        """Send a request once it is its turn; the outcome goes to the call. An error ends the call."""
-        outcome: JsonObject | Exception = UsageError(_CLOSED)
+    async def _request(
+        self, call: "_Call", outcome: "_Outcome", key: bytes, request: ApiRequest, identity: str
+    ) -> None:
+        """Send a request once it is its turn. An error ends the call."""
+        result: JsonObject | Exception = UsageError(_CLOSED)
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         try:
             async with self._slots:
@@ -294,13 +289,14 @@ class Client:
                 self._budget.answered(request, answer)
             if identity:
                 await self._keep(key, request, answer)
-            outcome = answer
+            result = answer
         except Exception as error:  # noqa: BLE001  (raised in the caller's thread)
             call.stopped = True
-            outcome = error
+            result = error
         finally:
             call.sent.discard(task)
-            call.arrived.put((key, outcome))
+            outcome.answer, outcome.is_known = result, True
+            call.arrived.put(None)
 
     def _stored(self, key: bytes, request: ApiRequest) -> JsonObject | None:
         """The stored answer to a request; None if it is not known or cannot be used."""
@@ -328,38 +324,40 @@ class Client:
                 self._loop.run(call.end)
 
 
+class _Outcome:
+    """The answer or the error of a request, None in a dry run, once it is known."""
+
+    answer: JsonObject | Exception | None = None
+    is_known = False
+
+
 class _Call:
-    """One call of `answers`: the awaited requests in `order`, the keys of those sent in `requested`, and in `outcomes`
-    the answers or errors, None in a dry run; more arrive in `arrived`. The tasks in `sent` await the server."""
+    """One call of `answers`: the awaited requests in `order`, and the `outcomes` by key. They are forgotten once they
+    are given, since the file has them, or kept in `unstored`. `arrived` gets an item for each one that is known. The
+    tasks in `sent` await the server."""
 
     def __init__(self) -> None:
-        self.order: deque[tuple[bytes, ApiRequest]] = deque()
-        self.requested: set[bytes] = set()
-        self.outcomes: dict[bytes, JsonObject | Exception | None] = {}
-        self.arrived: SimpleQueue[tuple[bytes, JsonObject | Exception]] = SimpleQueue()
+        self.order: deque[tuple[ApiRequest, _Outcome]] = deque()
+        self.outcomes: WeakValueDictionary[bytes, _Outcome] = WeakValueDictionary()
+        self.unstored: list[_Outcome] = []
+        self.arrived: SimpleQueue[None] = SimpleQueue()
         self.sent: set[asyncio.Task[Any]] = set()
         self.stopped = False
 
-    def take(self, *, wait: bool) -> bool:
-        """Take the outcomes that arrived; whether the first is known. With `wait`, wait until it is."""
-        first, _ = self.order[0]
-        while not self.arrived.empty() or (wait and first not in self.outcomes):
-            key, outcome = self.arrived.get()
-            self.outcomes[key] = outcome
-        return first in self.outcomes
+    def first_is_known(self, *, wait: bool) -> bool:
+        """Whether the first outcome is known; with `wait`, wait until it is."""
+        _, first = self.order[0]
+        while wait and not first.is_known:
+            self.arrived.get()
+        return first.is_known
 
     async def end(self) -> None:
         """Wait for the requests in flight, and cancel them after a while."""
-        in_flight = await _after(_SECONDS_OF_SILENCE, self.sent)
-        if in_flight:
-            _LOG.info("waiting for %s answers in flight; interrupt to stop at once", len(in_flight))
-        for task in await _after(_SECONDS_TO_WAIT, in_flight):
+        for seconds in (_SECONDS_OF_SILENCE, _SECONDS_TO_WAIT):
+            if self.sent and (await asyncio.wait(self.sent, timeout=seconds))[1] and seconds == _SECONDS_OF_SILENCE:
+                _LOG.info("waiting for %s answers in flight; interrupt to stop at once", len(self.sent))
+        for task in self.sent:
             task.cancel()
-
-
-async def _after(seconds: float, tasks: Set[asyncio.Task[Any]]) -> Set[asyncio.Task[Any]]:
-    """The tasks that are still running after so many seconds."""
-    return (await asyncio.wait(tasks, timeout=seconds))[1] if tasks else tasks
 
 
 _Work: TypeAlias = Callable[[], Coroutine[Any, Any, Any]]

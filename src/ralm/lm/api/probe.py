@@ -181,7 +181,7 @@ def _get_or_empty(client: Client, path: str) -> JsonObject:
 
 
 class _Probe:
-    """Finds and stores the best backend that works on one server."""
+    """Finds and stores the best backend that works on one server; it remembers the answers that it had."""
 
     def __init__(self, name: str, client: Client, server: ServerInfo) -> None:
         if server.is_ollama:
@@ -192,9 +192,11 @@ class _Probe:
         self._name = name
         self._client = client
         self._server = server
-        self._tokenizer = tokenizers.open_tokenizer(client, self._server)
-        self._trials = _Trials(name, client, self._tokenizer)
-        self._length = _length(client, self._server)
+        self._tokenizer = tokenizers.open_tokenizer(client, server)
+        self._names = ServerTokenNames(self._tokenizer.tokenizer, self._tokenizer.size)
+        self._text = self._tokenizer.tokenizer.encode(_TEXT)
+        self._answers: dict[bytes, JsonObject] = {}
+        self._length = _length(client, server)
         decisive = [
             "capabilities",
             client.endpoint.url,
@@ -210,8 +212,8 @@ class _Probe:
         found = self._client.store.get(self._key)
         with suppress(KeyError, ValueError, ServerError):
             capabilities = TypeAdapter(Capabilities).validate_python(found)
-            backend = self._trials.backend(capabilities.config)
-            if not capabilities.greedy or _tokens(self._trials.generated(backend)) == capabilities.greedy:
+            backend = self._backend(capabilities.config)
+            if not capabilities.greedy or _tokens(self._generated(backend)) == capabilities.greedy:
                 return self._model(backend, replace(capabilities, max_length=self._max_length(backend)))
         return None
 
@@ -220,8 +222,8 @@ class _Probe:
         ruled_out: list[tuple[str, ServerError]] = []
         for config in self._configs(ruled_out):
             try:
-                backend = self._trials.complete(self._trials.backend(config))
-                greedy = _tokens(self._trials.generated(backend)) if backend.continues_own_text else ()
+                backend = self._complete(self._backend(config))
+                greedy = _tokens(self._generated(backend)) if backend.continues_own_text else ()
             except ServerError as error:
                 if not (error.rejects_request or error.fails):
                     raise
@@ -268,31 +270,19 @@ class _Probe:
             tokenizer = tokenizers.PlainTokenizer(tokenizer, messages=not backend.continues_own_text)
         return ApiModel(self._name, client, backend, tokenizer, capabilities)
 
-
-class _Trials:
-    """Asks a server with any backend and remembers its answers."""
-
-    def __init__(self, name: str, client: Client, tokenizer: tokenizers.ApiTokenizer) -> None:
-        self._name = name
-        self._client = client
-        self._tokenizer = tokenizer
-        self._names = ServerTokenNames(tokenizer.tokenizer, tokenizer.size)
-        self._text = tokenizer.tokenizer.encode(_TEXT)
-        self._answers: dict[bytes, JsonObject] = {}
-
-    def backend(self, config: BackendConfig) -> Backend:
+    def _backend(self, config: BackendConfig) -> Backend:
         """The backend that `config` describes. Raises KeyError if none has this name."""
         return BACKENDS[config.backend](config, self._client.endpoint.model, self._names)
 
-    def complete(self, backend: Backend) -> Backend:
+    def _complete(self, backend: Backend) -> Backend:
         """The backend with the BOS and the length of lists of the server; ServerError if its figures disagree."""
         if backend.text_only:
-            self.generated(backend)
+            self._generated(backend)
             return backend
         backend = self._with_top_logprobs(backend)
         if backend.continues_own_text:
             backend = self._with_bos(backend)
-        text, greedy = self.prompt(backend), self.generated(backend)
+        text, greedy = self._prompt(backend), self._generated(backend)
         self._check_text(backend, text, greedy)
         if backend.scores_prompts:
             self._check_prompt(backend, text, greedy)
@@ -300,14 +290,14 @@ class _Trials:
             self._check_chosen(backend, text, greedy[0])
         return backend
 
-    def generated(self, backend: Backend, max_tokens: int = _GREEDY) -> list[Prediction]:
+    def _generated(self, backend: Backend, max_tokens: int = _GREEDY) -> list[Prediction]:
         """The predictions of the tokens that the server generates after the known text, at least one."""
-        answer = self._answer(backend.generation_request(self.prompt(backend), max_tokens))
+        answer = self._answer(backend.generation_request(self._prompt(backend), max_tokens))
         if found := backend.generated(answer, max_tokens):
             return found
         raise unexpected("the server generates nothing")
 
-    def prompt(self, backend: Backend) -> IntArray:
+    def _prompt(self, backend: Backend) -> IntArray:
         """The known text with the BOS that the server puts before it."""
         begin = backend.config.begin
         return self._text if begin is None else np.concatenate([[begin], self._text])
@@ -319,7 +309,7 @@ class _Trials:
         for count in counts:
             tried = _changed(backend, top_logprobs=count)
             try:
-                listed = self.generated(tried, 1)[0].tokens_C
+                listed = self._generated(tried, 1)[0].tokens_C
             except ServerError as error:
                 if count == counts[-1] or error.status == 200 or not (error.rejects_request or error.fails):
                     raise
