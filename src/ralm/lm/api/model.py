@@ -80,6 +80,11 @@ class ApiModel:
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """The natural log-probability (float32) of each target; UsageError if the server does not return it."""
+        self.check_exact()
+        return self._scores(passes)
+
+    def check_exact(self) -> None:
+        """Raise UsageError if the server does not return the log-probabilities of given texts."""
         if not self.backend.is_exact:
             count = self.backend.top_logprobs
             returned = f"lists {count} next tokens" if count else "returns only text"
@@ -87,7 +92,6 @@ class ApiModel:
                 f"{self.name} {returned}, so that the log-probability of a given text is not known: use a server that "
                 "returns it (`ralm probe` shows what a server returns)."
             )
-        return self._scores(passes)
 
     @property
     def answers_only(self) -> bool:
@@ -119,7 +123,7 @@ class ApiModel:
         all figures but one would be made and sent for nothing. More targets may each be a whole prompt to read.
         """
         tokens, positions = sequence.tokens_N, sequence.targets_P.tolist()
-        if self.backend.scores_prompts and not (self.backend.max_chosen and len(positions) == 1):
+        if self.backend.scores_prompts and len(positions) > 1:
             yield self.backend.scoring(tokens, sequence.targets_P)
         else:
             yield from (self.backend.choice(tokens[:position], [int(tokens[position])]) for position in positions)
@@ -170,7 +174,7 @@ class ApiContinuations:
     def __init__(self, model: ApiModel) -> None:
         self._client = model.client
         self._backend = model.backend
-        self._score = model.score
+        self._check_exact = model.check_exact
         self._name = model.name
         self._max_length = model.max_length
         self._end = model.tokenizer.end_token
@@ -268,6 +272,7 @@ class ApiContinuations:
 
     def _chosen(self, texts: Sequence[IntArray], wanted: IntArray) -> NextTokens:
         """The log-probabilities of the wanted tokens after each text; listed ones are not requested."""
+        self._check_exact()
         values: dict[tuple[int, int], float] = {}
         parts: list[tuple[int, list[int]]] = []
         size = self._backend.max_chosen or 1
@@ -277,20 +282,11 @@ class ApiContinuations:
             values |= {(row, token): value for token, value in listed.items() if value is not None}
             unknown = [token for token, value in listed.items() if value is None]
             parts += [(row, unknown[begin : begin + size]) for begin in range(0, len(unknown), size)]
-        found = self._requested([(texts[row], tokens) for row, tokens in parts]) if parts else iter(())
-        for (row, tokens), log_probs in zip(parts, found, strict=True):
+        answers = self._client.answers(self._backend.choice(texts[row], tokens) for row, tokens in parts)
+        for (row, tokens), log_probs in zip(parts, answers, strict=True):
             values |= {(row, token): value for token, value in zip(tokens, log_probs, strict=True)}
         log_probs_BC = [[values[row, token] for token in wanted.tolist()] for row in range(len(texts))]
         return NextTokens(np.array(log_probs_BC, dtype=np.float32), np.tile(wanted, (len(texts), 1)))
-
-    def _requested(self, parts: Sequence[tuple[IntArray, Sequence[int]]]) -> Iterator[list[float]]:
-        """The log-probabilities of tokens after each text, one request each; UsageError if the server returns none."""
-        backend = self._backend
-        if not backend.max_chosen:
-            passes = [ScoringSequence(np.append(text, tokens), np.array([len(text)])) for text, tokens in parts]
-            yield from (log_probs_1.tolist() for log_probs_1 in self._score(passes))
-            return
-        yield from self._client.answers(backend.choice(text, tokens) for text, tokens in parts)
 
     def _knows(self, text: IntArray) -> bool:
         return text.tobytes() in self._known

@@ -225,7 +225,10 @@ class Backend(ABC):
         return self.scoring_request(tokens).parsed(parse, lambda: [_GUESSED] * len(positions))
 
     def choice(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
-        """As `choice_request`, answered with `chosen_log_probs`."""
+        """As `choice_request`, answered with `chosen_log_probs`; if the server takes none, a scored prompt that ends in
+        the only token."""
+        if not self.max_chosen:
+            return self.scoring(np.append(text, tokens), np.array([len(text)]))
         parse = partial(self.chosen_log_probs, tokens=tokens)
         return self.choice_request(text, tokens).parsed(parse, lambda: [_GUESSED] * len(tokens))
 
