@@ -245,8 +245,7 @@ def test_what_a_server_may_say_instead(tmp_path: Path, reply: Reply, said: str) 
 
 
 def test_without_a_key_none_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID"):
-        monkeypatch.setenv(name, KEY)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
     def reply(request: Request) -> Reply:
         return echo(request) if request.method == "POST" else Reply({"error": "Who are you?"}, 401)
@@ -439,9 +438,7 @@ def test_a_client_that_is_forgotten_leaves_no_thread(tmp_path: Path) -> None:
 
 
 IMPORTS = """
-import random
-import signal
-import sys
+import random, signal, sys
 from pathlib import Path
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, Endpoint

@@ -328,7 +328,6 @@ def test_other_weights_that_write_the_same_tokens_are_another_model(dialect: Dia
         other.client.close()
 
 
-@dataclass(frozen=True)
 class Warmer(faults.Fault):
     """Figures that moved, as those of a prompt cache do."""
 

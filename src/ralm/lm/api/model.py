@@ -119,8 +119,8 @@ class ApiModel:
     def _requests(self, sequence: ScoringSequence) -> Iterator[ApiRequest]:
         """Requests for the log-probabilities of the targets: those of the prompt, or of each target as a chosen token.
 
-        For a single target the latter reads less: no server may take a prompt that it has to score from its cache, and
-        all figures but one would be made and sent for nothing. More targets may each be a whole prompt to read.
+        For a single target the latter needs less: no server takes a prompt that it scores from its cache, and all
+        figures but one would be made and sent for nothing. With more targets, each may be a whole prompt to read.
         """
         tokens, positions = sequence.tokens_N, sequence.targets_P.tolist()
         if self.backend.scores_prompts and len(positions) > 1:
