@@ -11,13 +11,12 @@ import pytest
 
 from ralm import FromRetriever, GenerationOptions, generate
 from ralm.lm.api import tokenizers
-from ralm.lm.api.backends import Backend, BackendConfig
+from ralm.lm.api.answers import ServerTokenNames
+from ralm.lm.api.backends import Backend, BackendConfig, Capabilities
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.lm.api.model import ApiModel
-from ralm.lm.api.predictions import ServerTokenNames
-from ralm.lm.api.probe import load_api_model
-from ralm.lm.api.servers import BACKENDS, Capabilities
+from ralm.lm.api.probe import BACKENDS, load_api_model
 from ralm.lm.api.tokenizers import ApiTokenizer
 from ralm.lm.registry import load_local_model
 from ralm.lm.tokenizer import full_tokenizer

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.lm.api.store import AnswerStore, answer_key, default_answers
-from ralm.lm.api.transport import JsonObject, read_json, write_json
+from ralm.lm.api.client import AnswerStore, answer_key, default_answers
+from ralm.lm.api.http import JsonObject, read_json, write_json
 
 KEY = answer_key("model", "/completions", {"prompt": [1, 2]})
 OTHER = answer_key("model", "/completions", {"prompt": [1, 3]})

@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.errors import RalmError, ServerError
-from ralm.lm.api.backends import END, Backend
-from ralm.lm.api.client import Client
-from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.predictions import (
+from ralm.lm.api.answers import (
+    END,
     Prediction,
     ServerTokenNames,
     build_prediction,
     parse_log_prob,
     parse_log_probs,
 )
-from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.lm.api.backends import Backend
+from ralm.lm.api.client import Client
+from ralm.lm.api.endpoint import Endpoint
+from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import ScoringSequence
 from tests.api.backings import OfTable
 from tests.api.dialects import VLLM, Dialect, LlamaCpp, OpenAI, SGLang, TextOnly
@@ -128,7 +129,10 @@ def test_scores_ask_for_no_other_tokens() -> None:
     with served(TABLE, VLLM()) as (server, model):
         [found_P] = model.score([ScoringSequence(TEXT, np.array([2, 5]))])
         assert server.posts[-1].body["prompt_logprobs"] == 0
+        [found_1] = model.score([ScoringSequence(TEXT[:6], np.array([5]))])
+        assert server.posts[-1].body["logprob_token_ids"] == [TEXT[5]]
     assert found_P == pytest.approx([ROWS_NV[1, TEXT[2]], ROWS_NV[4, TEXT[5]]], abs=1e-5)
+    assert found_1 == pytest.approx([found_P[1]])
 
 
 @pytest.mark.parametrize("name", CHOOSERS)

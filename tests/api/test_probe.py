@@ -17,7 +17,7 @@ from ralm.errors import ModelError, RalmError, ServerError, UsageError
 from ralm.lm.api import tokenizers
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.model import ApiModel
-from ralm.lm.api.probe import load_api_model, probe_server
+from ralm.lm.api.probe import cache_difference, load_api_model, probe_server
 from ralm.lm.scoring import Scorer
 from ralm.protocols import UNLIMITED
 from ralm.records import Request
@@ -326,6 +326,22 @@ def test_other_weights_that_write_the_same_tokens_are_another_model(dialect: Dia
         assert other.capabilities.identity != known
         assert other.capabilities.greedy == model.capabilities.greedy
         other.client.close()
+
+
+class Warmer(faults.Fault):
+    """Figures that moved, as those of a prompt cache do."""
+
+    def backing(self, backing: Any) -> Any:
+        return faults._Changed(backing, rows=lambda rows: 1.01 * rows)
+
+
+@pytest.mark.parametrize("dialect", [OpenAI(), VLLM(), LlamaCpp(), ChatsOnly(), TextOnly()], ids=str)
+def test_figures_that_are_asked_for_again(dialect: Dialect) -> None:
+    with served(TABLE, dialect) as (server, model):
+        assert cache_difference(model) == (None if model.tier == "text" else 0)
+        server.faults = lambda sent: Warmer() if server.times_asked[sent.asked] > 1 else None
+        moved = cache_difference(model)
+        assert moved is None if model.tier == "text" else (moved or 0) > 0.01
 
 
 class OtherWeights:

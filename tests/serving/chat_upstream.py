@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.upstream import ProxiedModel
+from ralm.lm.api.model import ProxiedModel
 from ralm.reading import ReadingOptions
 from ralm.serving.audit import AuditLog
 from ralm.serving.options import ServeOptions, Settings

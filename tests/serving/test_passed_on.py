@@ -9,7 +9,7 @@ import pytest
 
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.endpoint import ApiOptions
-from ralm.lm.api.upstream import ProxiedModel
+from ralm.lm.api.model import ProxiedModel
 from ralm.lm.registry import ModelOptions, open_served_model
 from ralm.protocols import WritingModel
 from ralm.reading import ReadingOptions
@@ -166,7 +166,7 @@ def test_a_server_is_ready_if_the_one_behind_answers(index: Path, monkeypatch: p
         assert httpx.get(f"{url}/ready").status_code == 200
         assert len(upstream.server.requests) == asked  # the outcome holds for some seconds
         upstream.server.__exit__(None, None, None)
-        monkeypatch.setattr("ralm.lm.api.upstream._SECONDS_FRESH", -1.0)
+        monkeypatch.setattr("ralm.lm.api.http._SECONDS_FRESH", -1.0)
         refused = httpx.get(f"{url}/ready")
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
         assert refused.json()["error"]["message"] == "the server of the language model does not answer."

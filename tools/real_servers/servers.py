@@ -52,7 +52,7 @@ TRANSFORMERS = Server(
     packages=(f"transformers[serving]=={version('transformers')}", f"torch=={version('torch')}"),
     arguments=(
         *("-m", "transformers.cli.transformers", "serve", "{folder}"),
-        *("--host", "127.0.0.1", "--port", "{port}", "--lm-args", "device=cpu"),
+        *("--host", "127.0.0.1", "--port", "{port}", "--device", "cpu"),
     ),
     model="{folder}",
 )
@@ -68,7 +68,7 @@ VLLM = Server(
     ),  # pip takes builds for CUDA, which the build of torch cannot load
     arguments=(
         *("-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", "{port}"),
-        *("--model", "{folder}", "--served-model-name", "{name}", "--lm-args", "dtype=float32", "--enforce-eager"),
+        *("--model", "{folder}", "--served-model-name", "{name}", "--dtype", "float32", "--enforce-eager"),
     ),
     environment={
         "VLLM_TARGET_DEVICE": "cpu",

@@ -31,7 +31,7 @@ _TAKEN_ARGUMENTS: Final = frozenset(
 )
 """Arguments of `apply_chat_template` that ralm gives itself."""
 _OWN_MODELS: Final = Catalogue("lm", {}, ("name", "config", "max_length", "tokenizer", "score"))
-API_PACKAGES: Final = ("httpx2", "openai", "tiktoken", "transformers", "huggingface_hub")
+API_PACKAGES: Final = ("httpx2", "tiktoken", "transformers", "huggingface_hub")
 _LM_PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
 
 

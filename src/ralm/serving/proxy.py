@@ -35,7 +35,7 @@ from ralm.serving.text_sources import TextSources, choice_texts, choices_of, web
 from ralm.terminal import one_line
 
 if TYPE_CHECKING:
-    from ralm.lm.api.upstream import Upstream, UpstreamAnswer
+    from ralm.lm.api.http import Upstream, UpstreamAnswer
 
 WARNING: Final = "X-Ralm-Warning"
 """The header that says why a request was passed on, or what an answer leaves out."""

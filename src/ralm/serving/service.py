@@ -28,7 +28,7 @@ from ralm.serving.search_service import SearchService, choice_error
 from ralm.validation import scores_given_texts
 
 if TYPE_CHECKING:
-    from ralm.lm.api.upstream import Upstream
+    from ralm.lm.api.http import Upstream
 
 _BLOCK_FIGURES: Final = {
     "found": "Tokens of prompts whose keys and values were kept.",

@@ -1,27 +1,34 @@
 """Sends many requests to one server: several at once, equal ones once, none beyond the budget; answers keep the order.
 
 A thread with an event loop sends requests. They are taken from the caller's iterable in the caller's thread, a few more
-than are in flight. Answers are stored in a file as soon as they arrive.
+than are in flight. Answers are stored in a file as soon as they arrive, so that none is paid for twice. The key of an
+answer is a hash of all that decides it: the identity of the model, the path and the body of the request. Requests
+themselves, which hold passages and prompts, are not stored, and keys of APIs never get here.
 """
 
 import asyncio
+import json
 import logging
+import os
 import threading
-import weakref
+import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Set
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, Final, Self, TypeAlias, TypeVar, cast
+from hashlib import sha256
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, Self, TypeAlias, TypeGuard, cast
+from weakref import WeakValueDictionary, finalize
 
 from pydantic import JsonValue
 
-from ralm.errors import ServerError, UsageError
-from ralm.lm.api.budget import ApiUsage, Budget
+from ralm.errors import BudgetError, ServerError, UsageError
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
-from ralm.lm.api.store import AnswerStore, answer_key, default_answers
-from ralm.lm.api.transport import ApiRequest, JsonObject, Transport
+from ralm.lm.api.http import ApiRequest, JsonObject, Transport, read_json, write_json
+from ralm.storage.store import Store
 
 _LOG: Final = logging.getLogger(__name__)
 _AHEAD: Final = 4
@@ -30,7 +37,127 @@ _SECONDS_TO_WAIT: Final = 30.0
 """To wait for answers in flight after an error, since they are paid for."""
 _SECONDS_OF_SILENCE: Final = 1.0
 """Before a message about that wait."""
+_SECONDS_TO_END: Final = 10.0
+"""To wait for the thread to end; otherwise it ends with the process."""
 _CLOSED: Final = "the client was closed while its answers were awaited."
+_LARGEST_COUNT: Final = 1 << 53
+CACHE: Final = "RALM_CACHE"
+"""The environment variable with the folder for files that ralm keeps between runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiUsage:
+    """The requests to a server so far, and their tokens.
+
+    `requests` were sent, with `retries` retries; `reused` requests were not sent, because their answer was stored or an
+    equal one was sent. The tokens are those that the server counted; `estimated` answers came without a count and count
+    at their maximum.
+    """
+
+    requests: int = 0
+    retries: int = 0
+    reused: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    estimated: int = 0
+
+    def describe(self) -> str:
+        """The usage in words, for a message."""
+        tokens = f"{self.tokens_in:,} tokens in and {self.tokens_out:,} out"
+        return f"{self.requests:,} requests sent and {self.reused:,} reused, {'about ' * bool(self.estimated)}{tokens}"
+
+    def describe_dry_run(self) -> str:
+        """The usage of a dry run in words."""
+        tokens = f"{self.tokens_in:,} tokens in and {self.tokens_out:,} out"
+        return f"{self.requests:,} requests would be sent and {self.reused:,} reused, with {tokens} at most"
+
+
+class Budget:
+    """Counts requests and their tokens, and rejects requests beyond `max_requests`; several threads may use it."""
+
+    def __init__(self, max_requests: int | None) -> None:
+        self._max_requests = max_requests
+        self._lock = threading.Lock()
+        self.usage = ApiUsage()
+
+    def sent(self) -> bool:
+        """Count a request that is sent now; False, without counting it, if the budget is used up."""
+        if self._max_requests is not None and self.usage.requests >= self._max_requests:
+            return False
+        self.count(requests=1)
+        return True
+
+    def answered(self, request: ApiRequest, answer: Mapping[str, JsonValue]) -> None:
+        """Count the tokens of an answer, the maximum if the server did not."""
+        counted = tokens_in_answer(answer)
+        tokens_in, tokens_out = counted or (request.tokens, request.max_new_tokens)
+        self.count(tokens_in=tokens_in, tokens_out=tokens_out, estimated=counted is None)
+
+    def used_up(self) -> BudgetError:
+        """The error of a request beyond the budget."""
+        return BudgetError(
+            f"the budget is used up: {self.usage.describe()}. Answers so far are stored; raise `max_requests` and run "
+            "this again to continue."
+        )
+
+    def count(self, **counts: int) -> None:
+        """Add to the fields of `usage`."""
+        with self._lock:
+            sums = {name: getattr(self.usage, name) + count for name, count in counts.items()}
+            self.usage = replace(self.usage, **sums)
+
+
+_COUNTS: Final = (
+    ("usage", "prompt_tokens", "completion_tokens"),  # OpenAI's API
+    ("meta_info", "prompt_tokens", "completion_tokens"),  # SGLang's own
+    (None, "tokens_evaluated", "tokens_predicted"),  # llama.cpp's own
+)
+"""The object in an answer with its counts of tokens, and its fields for tokens in and out."""
+
+
+def tokens_in_answer(answer: Mapping[str, JsonValue]) -> tuple[int, int] | None:
+    """The tokens in (of the prompt) and out (generated) as the server counted them, or None."""
+    for inside, into, out in _COUNTS:
+        counts = answer if inside is None else answer.get(inside)
+        if isinstance(counts, Mapping) and _is_count(read := counts.get(into)):
+            written = counts.get(out)
+            return read, written if _is_count(written) else 0
+    return None
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_COUNT
+
+
+def default_answers(environment: Mapping[str, str] = os.environ) -> Path:
+    """The default file of answers: `answers.sqlite` in $RALM_CACHE, or else in the user's cache."""
+    if named := environment.get(CACHE):
+        return Path(named) / "answers.sqlite"
+    caches = environment.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path.home() / ".cache") / "ralm" / "answers.sqlite"
+
+
+def answer_key(identity: str, path: str, body: Mapping[str, JsonValue]) -> bytes:
+    """The key of the answer of a model to a request (32 bytes); the order of the names in a body does not matter."""
+    return sha256(json.dumps([identity, path, body], sort_keys=True, separators=(",", ":")).encode()).digest()
+
+
+class AnswerStore:
+    """Answers by their keys, compressed, in a `Store`."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._store = Store(file, "file of answers")
+        self.close = self._store.close
+
+    def get(self, key: bytes) -> JsonObject | None:
+        """The answer with this key, or None if it is not known."""
+        values = self._store.get([key])
+        return read_json(zlib.decompress(values[key])) if values else None
+
+    def put(self, key: bytes, answer: JsonObject) -> None:
+        """Store an answer."""
+        self._store.put([(key, zlib.compress(write_json(answer), 1))])
 
 
 class Client:
@@ -47,13 +174,14 @@ class Client:
         self.endpoint = endpoint
         self.options = options or ApiOptions()
         self.identity = ""
+        self._is_dry = False
         self._budget = Budget(self.options.max_requests)
-        self._transport = Transport(endpoint, self.options, self._budget.retried)
-        self._loop_thread = EventLoopThread(self._transport.close)
+        self._transport = Transport(endpoint, self.options, partial(self._budget.count, retries=1))
         self.store = AnswerStore(self.options.answers or default_answers())
-        self._gate = _Gate(self.options.requests_at_once, self._budget)
+        self._loop = _LoopThread(self._transport.close)
+        self._slots = asyncio.Semaphore(self.options.requests_at_once)
         self._calls: set[_Call] = set()
-        weakref.finalize(self, self._loop_thread.close)
+        finalize(self, self._loop.close)
 
     def __enter__(self) -> Self:
         return self
@@ -68,14 +196,14 @@ class Client:
 
     def get(self, path: str) -> JsonObject:
         """The answer at a path; it is neither stored nor counted. Raises ServerError."""
-        return self._loop_thread.run(partial(self._transport.get, path))
+        return self._loop.run(partial(self._transport.send, "GET", path, retries=1))
 
     def post(self, path: str, body: Mapping[str, JsonValue]) -> JsonObject:
         """The answer to a request that costs nothing; it is neither stored nor counted. Raises ServerError."""
-        return self._loop_thread.run(partial(self._transport.post, path, body))
+        return self._loop.run(partial(self._transport.send, "POST", path, body))
 
-    def answers(self, requests: Iterable[ApiRequest]) -> Iterator[JsonObject]:
-        """The answers to requests, in their order, each as soon as it and all before it are known.
+    def answers(self, requests: Iterable[ApiRequest]) -> Iterator[Any]:
+        """The parsed answers to requests, in their order, each as soon as it and all before it are known.
 
         Equal requests are sent once. If one fails, or the caller stops, no more are sent; those in flight are awaited
         and stored. Raises ServerError if the server does not answer a request, BudgetError if no more may be sent,
@@ -87,17 +215,22 @@ class Client:
             while more or call.order:
                 ahead = len(call.order) < _AHEAD * self.options.requests_at_once
                 if more and ahead:
-                    one = None if call.stopped else next(waiting, None)
-                    if one is None:
+                    request = None if call.stopped else next(waiting, None)
+                    if request is None:
                         more = False
                     else:
-                        self._submit(call, one)
-                if call.order and (call.first_is_known() or not (more and ahead)):
-                    yield call.first(forget=bool(self.identity))
+                        call.order.append((request, self._submitted(call, request)))
+                if call.order and call.first_is_known(wait=not (more and ahead)):
+                    yield self._parsed(*call.order.popleft())
             if call.stopped:
                 raise UsageError(_CLOSED)
         finally:
             self._end(call)
+
+    def start_dry_run(self) -> None:
+        """Send nothing from now on: answers that are not stored are guesses, and `usage` counts the most of the job."""
+        self._is_dry = True
+        self._budget = Budget(None)
 
     def close(self) -> None:
         """Stop, store the answers in flight, and end the thread; further calls do nothing."""
@@ -105,56 +238,79 @@ class Client:
             for call in list(self._calls):
                 self._end(call)
         finally:
-            self._loop_thread.close()
+            self._loop.close()
             self.store.close()
 
-    def _submit(self, call: "_Call", request: ApiRequest) -> None:
+    def _submitted(self, call: "_Call", request: ApiRequest) -> "_Outcome":
         """Get the answer to a request: from an equal one, from the file, or from the server."""
         key = answer_key(self.identity, request.path, request.body)
-        if key in call.requested:
-            self._budget.reused()
+        outcome = call.outcomes.get(key) or _Outcome()
+        if key in call.outcomes:
+            self._budget.count(reused=1)
         elif self.identity and (stored := self._stored(key, request)) is not None:
-            self._budget.reused()
-            call.outcomes[key] = stored
+            self._budget.count(reused=1)
+            outcome.answer, outcome.is_known = stored, True
+        elif self._is_dry:
+            self._budget.sent()
+            self._budget.answered(request, {})
+            outcome.is_known = True
         else:
-            call.requested.add(key)
-            self._loop_thread.start(partial(self._request, call, key, request, keep=bool(self.identity)))
-        call.order.append(key)
+            self._loop.start(partial(self._request, call, outcome, key, request, self.identity))
+        call.outcomes[key] = outcome
+        if not self.identity:
+            call.unstored.append(outcome)
+        return outcome
 
-    async def _request(self, call: "_Call", key: bytes, request: ApiRequest, *, keep: bool) -> None:
-        """Send a request once it is its turn; the outcome goes to the call. An error ends the call."""
-        outcome: JsonObject | Exception = UsageError(_CLOSED)
+    def _parsed(self, request: ApiRequest, outcome: "_Outcome") -> Any:
+        """What a request makes of its answer, which is known; raises its error."""
+        answer = outcome.answer
+        if isinstance(answer, BudgetError):
+            raise self._budget.used_up()  # with the tokens of all answers before
+        if isinstance(answer, Exception):
+            raise answer
+        return request.guess() if answer is None else request.parse(answer)
+
+    async def _request(
+        self, call: "_Call", outcome: "_Outcome", key: bytes, request: ApiRequest, identity: str
+    ) -> None:
+        """Send a request once it is its turn. An error ends the call."""
+        result: JsonObject | Exception = UsageError(_CLOSED)
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
         try:
-            with call.task() as sent:
-                async with self._gate.in_turn():
-                    sent()
-                    answer = await self._send(request)
-                    self._budget.answered(request, answer)
-                if keep:
-                    await self._keep(key, request, answer)
-            outcome = answer
+            async with self._slots:
+                if call.stopped:
+                    return
+                if not self._budget.sent():
+                    raise BudgetError
+                call.sent.add(task)
+                answer = await self._transport.send(
+                    "POST", request.path, request.body, max_bytes=request.max_bytes, retries=request.retries
+                )
+                self._budget.answered(request, answer)
+            if identity:
+                await self._keep(key, request, answer)
+            result = answer
         except Exception as error:  # noqa: BLE001  (raised in the caller's thread)
-            call.stop()
-            outcome = error
+            call.stopped = True
+            result = error
         finally:
-            call.arrived.put((key, outcome))
-
-    async def _send(self, request: ApiRequest) -> JsonObject:
-        return await self._transport.send(request)
+            call.sent.discard(task)
+            outcome.answer, outcome.is_known = result, True
+            call.arrived.put(None)
 
     def _stored(self, key: bytes, request: ApiRequest) -> JsonObject | None:
         """The stored answer to a request; None if it is not known or cannot be used."""
         stored = self.store.get(key)
         with suppress(ServerError):
             if stored is not None:
-                request.check(stored)
+                request.parse(stored)
                 return stored
         return None
 
     async def _keep(self, key: bytes, request: ApiRequest, answer: JsonObject) -> None:
         """Store an answer. Raises ServerError if it cannot be used, and then stores nothing."""
         try:
-            await asyncio.to_thread(request.check, answer)  # which may ask the server for its tokenizer
+            await asyncio.to_thread(request.parse, answer)  # which may ask the server for its tokenizer
         except ServerError as error:
             raise ServerError(f"{error} The answer was not stored in {self.store.file}; run this again.", 200) from None
         self.store.put(key, answer)
@@ -162,151 +318,77 @@ class Client:
     def _end(self, call: "_Call") -> None:
         """Send no more requests of a call, and wait for those in flight."""
         self._calls.discard(call)
-        if call.is_waiting():
+        call.stopped = True
+        if call.order:
             with suppress(UsageError):  # the client is closed
-                self._loop_thread.run(call.end)
+                self._loop.run(call.end)
+
+
+class _Outcome:
+    """The answer or the error of a request, None in a dry run, once it is known."""
+
+    answer: JsonObject | Exception | None = None
+    is_known = False
 
 
 class _Call:
-    """One call of `answers`: the keys of awaited requests in `order`, those sent in `requested`, and the answers or
-    errors in `outcomes`; more arrive in `arrived`. Its tasks belong to the event loop."""
+    """One call of `answers`: the awaited requests in `order`, and the `outcomes` by key. They are forgotten once they
+    are given, since the file has them, or kept in `unstored`. `arrived` gets an item for each one that is known. The
+    tasks in `sent` await the server."""
 
     def __init__(self) -> None:
-        self.order: deque[bytes] = deque()
-        self.requested: set[bytes] = set()
-        self.outcomes: dict[bytes, JsonObject | Exception] = {}
-        self.arrived: SimpleQueue[tuple[bytes, JsonObject | Exception]] = SimpleQueue()
+        self.order: deque[tuple[ApiRequest, _Outcome]] = deque()
+        self.outcomes: WeakValueDictionary[bytes, _Outcome] = WeakValueDictionary()
+        self.unstored: list[_Outcome] = []
+        self.arrived: SimpleQueue[None] = SimpleQueue()
+        self.sent: set[asyncio.Task[Any]] = set()
         self.stopped = False
-        self._unsent: set[asyncio.Task[Any]] = set()
-        self._sent: set[asyncio.Task[Any]] = set()
 
-    def first_is_known(self) -> bool:
-        """Whether the first answer is known."""
-        self._take_arrived()
-        return self.order[0] in self.outcomes
-
-    def first(self, *, forget: bool) -> JsonObject:
-        """The first answer, once it is known; with `forget` it is dropped from memory, since the file has it."""
-        key = self.order[0]
-        while key not in self.outcomes:
-            found, outcome = self.arrived.get()
-            self.outcomes[found] = outcome
-        self.order.popleft()
-        first = self.outcomes[key]
-        if isinstance(first, Exception):
-            raise first
-        if forget and key not in self.order:
-            del self.outcomes[key]
-            self.requested.discard(key)
-        return first
-
-    def is_waiting(self) -> bool:
-        """Whether an answer of the server is missing."""
-        self._take_arrived()
-        return not self.requested <= self.outcomes.keys()
-
-    @contextmanager
-    def task(self) -> Iterator[Callable[[], None]]:
-        """Make the current task one of this call's; yields a function to call when its request is sent."""
-        task = asyncio.current_task()
-        assert task is not None
-        if self.stopped:
-            raise asyncio.CancelledError
-        self._unsent.add(task)
-
-        def sent() -> None:
-            self._unsent.discard(task)
-            self._sent.add(task)
-
-        try:
-            yield sent
-        finally:
-            self._unsent.discard(task)
-            self._sent.discard(task)
-
-    def stop(self) -> None:
-        """Cancel the requests that are not sent."""
-        self.stopped = True
-        for task in self._unsent:
-            task.cancel()
+    def first_is_known(self, *, wait: bool) -> bool:
+        """Whether the first outcome is known; with `wait`, wait until it is."""
+        _, first = self.order[0]
+        while wait and not first.is_known:
+            self.arrived.get()
+        return first.is_known
 
     async def end(self) -> None:
-        """Cancel the requests that are not sent, and after a while those in flight."""
-        self.stop()
-        in_flight = await _after(_SECONDS_OF_SILENCE, self._sent)
-        if in_flight:
-            _LOG.info("waiting for %s answers in flight; interrupt to stop at once", len(in_flight))
-        for task in await _after(_SECONDS_TO_WAIT, in_flight):
+        """Wait for the requests in flight, and cancel them after a while."""
+        for seconds in (_SECONDS_OF_SILENCE, _SECONDS_TO_WAIT):
+            if self.sent and (await asyncio.wait(self.sent, timeout=seconds))[1] and seconds == _SECONDS_OF_SILENCE:
+                _LOG.info("waiting for %s answers in flight; interrupt to stop at once", len(self.sent))
+        for task in self.sent:
             task.cancel()
 
-    def _take_arrived(self) -> None:
-        with suppress(Empty):
-            while True:
-                key, outcome = self.arrived.get_nowait()
-                self.outcomes[key] = outcome
+
+_Work: TypeAlias = Callable[[], Coroutine[Any, Any, Any]]
 
 
-async def _after(seconds: float, tasks: Set[asyncio.Task[Any]]) -> Set[asyncio.Task[Any]]:
-    """The tasks that are still running after so many seconds."""
-    return (await asyncio.wait(tasks, timeout=seconds))[1] if tasks else tasks
-
-
-class _Gate:
-    """Admits requests in their order: at most `limit` are in flight, within the budget."""
-
-    def __init__(self, limit: int, budget: Budget) -> None:
-        self._limit = limit
-        self._budget = budget
-        self._in_flight = 0
-        self._turn = asyncio.Lock()
-        self._left = asyncio.Event()
-
-    @asynccontextmanager
-    async def in_turn(self) -> AsyncIterator[None]:
-        """A request is in flight inside. Raises BudgetError if the budget is used up, once all others are answered."""
-        async with self._turn:
-            while self._in_flight and (self._in_flight == self._limit or self._budget.is_used_up):
-                self._left.clear()
-                await self._left.wait()
-            self._budget.sent()
-            self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
-            self._left.set()
-
-
-_Result = TypeVar("_Result")
-_Work: TypeAlias = Callable[[], Coroutine[Any, Any, _Result]]
-_SECONDS_TO_END: Final = 10.0
-"""To wait for the thread to end; otherwise it ends with the process."""
-
-
-class EventLoopThread:
+class _LoopThread:
     """A thread that runs async functions for any thread; `close` ends it after running `last`."""
 
-    def __init__(self, last: _Work[None]) -> None:
+    def __init__(self, last: _Work) -> None:
+        self._closed = False
         self._last = last
         self._lock = threading.Lock()
         self._ending = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._live, name="ralm-api", daemon=True)
+        self._thread.start()
 
-    def start(self, work: _Work[None]) -> None:
+    def start(self, work: _Work) -> None:
         """Have the thread run `work`, which reports its own outcome. Raises UsageError after `close`."""
         with self._lock:
             if self._closed:
                 raise UsageError("this client is closed; make another one.")
-            self._running_loop().call_soon_threadsafe(self._begin, work)
+            self._loop.call_soon_threadsafe(self._begin, work)
 
-    def run(self, work: _Work[_Result]) -> _Result:
+    def run(self, work: _Work) -> Any:
         """Have the thread run `work`, and wait for its result. Raises what it raises, and UsageError after `close`."""
         # A user may interrupt the main thread between any two steps. The `get` of a queue is a single step; the lock
         # of a future could stay locked.
-        outcome: SimpleQueue[tuple[_Result | None, Exception | None]] = SimpleQueue()
+        outcome: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
 
         async def report() -> None:
             try:
@@ -320,37 +402,26 @@ class EventLoopThread:
         result, error = outcome.get()
         if error is not None:
             raise error
-        return cast("_Result", result)
+        return result
 
     def close(self) -> None:
         """Cancel all tasks and end the thread; further calls do nothing."""
         with self._lock:
-            closed, self._closed = self._closed, True
-        if self._loop is None or self._thread is None or closed or not self._thread.is_alive():
-            return
+            if self._closed:
+                return
+            self._closed = True
         self._loop.call_soon_threadsafe(self._ending.set)
         if self._thread is not threading.current_thread():  # the garbage collector may call this anywhere
             self._thread.join(_SECONDS_TO_END)
 
-    def _begin(self, work: _Work[None]) -> None:
+    def _begin(self, work: _Work) -> None:
         task = asyncio.ensure_future(work())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, after its thread was started."""
-        if self._loop is not None:
-            return self._loop
-        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-
-        def live() -> None:
-            with runner:
-                runner.run(self._run_until_closed())
-
-        self._thread = threading.Thread(target=live, name="ralm-api", daemon=True)
-        self._loop = runner.get_loop()
-        self._thread.start()  # last, since an interrupt is likely while it waits for the thread
-        return self._loop
+    def _live(self) -> None:
+        with self._runner:
+            self._runner.run(self._run_until_closed())
 
     async def _run_until_closed(self) -> None:
         await self._ending.wait()

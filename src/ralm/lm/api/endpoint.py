@@ -1,6 +1,6 @@
 """Parses the name of a model behind an API into an address, a model and a key, and declares its options.
 
-Importing this module does not import openai, so that the command line starts fast.
+Importing this module does not import httpx2, so that the command line starts fast.
 
     http://localhost:8000#MODEL        a server; its key, if it wants one, is in RALM_API_KEY
     https://host/some/path#MODEL       the same, with the path of its API if that is not /v1
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from ralm.errors import UsageError
 from ralm.options import Option, check_options
@@ -99,14 +99,6 @@ def endpoint_of(name: str, environment: Mapping[str, str] = os.environ) -> Endpo
 
 def _url_endpoint(name: str, environment: Mapping[str, str]) -> Endpoint:
     url, _, model = name.partition("#")
-    parts = _parts(url)
-    if not model.strip():
-        raise UsageError(f"{url} names no model; write {url}#MODEL.")
-    base = f"{parts.scheme.lower()}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
-    return Endpoint(base, model.strip(), _key(URL_KEY, environment), URL_KEY)
-
-
-def _parts(url: str) -> SplitResult:
     if "@" in url:
         raise UsageError(f"a URL of a model may have no user or password in it; put the key into {URL_KEY}.")
     try:
@@ -116,11 +108,12 @@ def _parts(url: str) -> SplitResult:
         valid = False
     if not valid:
         raise UsageError(f"{url} is not a URL; write http://HOST:PORT#MODEL.")
+    host = f"{parts.scheme.lower()}://{parts.netloc}"
     if parts.query:
-        raise UsageError(
-            f"the URL of a model may have no query; write {parts.scheme}://{parts.netloc}{parts.path}#MODEL."
-        )
-    return parts
+        raise UsageError(f"the URL of a model may have no query; write {host}{parts.path}#MODEL.")
+    if not model.strip():
+        raise UsageError(f"{url} names no model; write {url}#MODEL.")
+    return Endpoint(f"{host}{parts.path.rstrip('/') or '/v1'}", model.strip(), _key(URL_KEY, environment), URL_KEY)
 
 
 def _key(variable: str, environment: Mapping[str, str]) -> str | None:

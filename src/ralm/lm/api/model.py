@@ -4,25 +4,21 @@ What the server returns decides what the model can do; see `ralm.lm.api.backends
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any, Final, Literal, cast
+from functools import cached_property
+from typing import Final, Literal, NoReturn
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.lm.api import servers, transport
-from ralm.lm.api.backends import END, Backend, end_prediction, unexpected
+from ralm.lm.api.answers import END, END_PREDICTION, Prediction, merge_predictions, unexpected
+from ralm.lm.api.backends import Backend, Capabilities
 from ralm.lm.api.client import Client
-from ralm.lm.api.predictions import Prediction, merge_predictions
-from ralm.lm.api.upstream import Upstream
-from ralm.protocols import UNLIMITED, FullTokenizer, LanguageModel, Tier
+from ralm.lm.api.endpoint import Endpoint
+from ralm.lm.api.http import ApiRequest, Upstream
+from ralm.protocols import UNLIMITED, Continuations, FullTokenizer, LanguageModel, Tier
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
 
-_PLACEHOLDER: Final[transport.JsonObject] = {"placeholder": True}
-"""The answer to every request of a dry run."""
-_LOG_PROB: Final = -1.0
 _MAX_KNOWN: Final = 4096
 """Texts with a known prediction before old ones are dropped; each holds its tokens."""
 _DRAFTED: Final = 8
@@ -34,7 +30,7 @@ class ApiModel:
     likely tokens, `score` raises UsageError, and `bounds` are models with lower and upper bounds."""
 
     def __init__(
-        self, name: str, client: Client, backend: Backend, tokenizer: FullTokenizer, capabilities: servers.Capabilities
+        self, name: str, client: Client, backend: Backend, tokenizer: FullTokenizer, capabilities: Capabilities
     ) -> None:
         self.name = name
         self.client = client
@@ -84,6 +80,11 @@ class ApiModel:
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """The natural log-probability (float32) of each target; UsageError if the server does not return it."""
+        self.check_exact()
+        return self._scores(passes)
+
+    def check_exact(self) -> None:
+        """Raise UsageError if the server does not return the log-probabilities of given texts."""
         if not self.backend.is_exact:
             count = self.backend.top_logprobs
             returned = f"lists {count} next tokens" if count else "returns only text"
@@ -91,7 +92,6 @@ class ApiModel:
                 f"{self.name} {returned}, so that the log-probability of a given text is not known: use a server that "
                 "returns it (`ralm probe` shows what a server returns)."
             )
-        return self._score_prompts(passes) if self.backend.scores_prompts else self._score_chosen(passes)
 
     @property
     def answers_only(self) -> bool:
@@ -106,28 +106,27 @@ class ApiModel:
         """The server, to pass requests on, for one event loop."""
         return Upstream(self.client.endpoint, self.client.options.timeout)
 
-    def _score_prompts(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        answers = self.client.answers(self.backend.checked_scoring(one.tokens_N) for one in passes)
-        for one, answer in zip(passes, answers, strict=True):
-            yield np.array(self.backend.scored_log_probs(answer, one.tokens_N, one.targets_P), dtype=np.float32)
+    def _scores(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
+        answers = self.client.answers(request for sequence in passes for request in self._requests(sequence))
+        for sequence in passes:
+            log_probs: list[float] = []
+            while len(log_probs) < len(sequence.targets_P):
+                log_probs += next(answers)
+            if np.isnan(log_probs).any():
+                raise unexpected(f"{self.name} returns no log-probability for the end of a text, which it has to score")
+            yield np.array(log_probs, dtype=np.float32)
 
-    def _score_chosen(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        targets = ((one.tokens_N, position) for one in passes for position in one.targets_P)
-        answers = self.client.answers(
-            self.backend.choice_request(tokens[:position], [int(tokens[position])]).checked(
-                partial(self._chosen_log_prob, token=int(tokens[position]))
-            )
-            for tokens, position in targets
-        )
-        for one in passes:
-            tokens = one.tokens_N[one.targets_P].tolist()
-            yield np.array([self._chosen_log_prob(next(answers), token) for token in tokens], dtype=np.float32)
+    def _requests(self, sequence: ScoringSequence) -> Iterator[ApiRequest]:
+        """Requests for the log-probabilities of the targets: those of the prompt, or of each target as a chosen token.
 
-    def _chosen_log_prob(self, answer: transport.JsonObject, token: int) -> float:
-        [found] = self.backend.chosen_log_probs(answer, [token])
-        if np.isnan(found):
-            raise unexpected(f"{self.name} returns no log-probability for the end of a text, which it has to score")
-        return found
+        For a single target the latter needs less: no server takes a prompt that it scores from its cache, and all
+        figures but one would be made and sent for nothing. With more targets, each may be a whole prompt to read.
+        """
+        tokens, positions = sequence.tokens_N, sequence.targets_P.tolist()
+        if self.backend.scores_prompts and len(positions) > 1:
+            yield self.backend.scoring(tokens, sequence.targets_P)
+        else:
+            yield from (self.backend.choice(tokens[:position], [int(tokens[position])]) for position in positions)
 
 
 class _Bound:
@@ -149,23 +148,12 @@ class _Bound:
         texts = [one.tokens_N[:position] for one in passes for position in one.targets_P]
         kept = [backend.keeps_tokens(text) for text in texts]
         answers = self._model.client.answers(
-            backend.checked_generation(text, 1) for text, keeps in zip(texts, kept, strict=True) if keeps
+            backend.next_token(text) for text, keeps in zip(texts, kept, strict=True) if keeps
         )
-        predictions = (
-            self._prediction(next(answers), len(text)) if keeps else end_prediction()
-            for text, keeps in zip(texts, kept, strict=True)
-        )
+        predictions = (next(answers) if keeps else END_PREDICTION for keeps in kept)
         for one in passes:
             tokens = one.tokens_N[one.targets_P].tolist()
             yield np.array([self._bound_of(next(predictions), token) for token in tokens], dtype=np.float32)
-
-    def _prediction(self, answer: transport.JsonObject, length: int) -> Prediction:
-        """The prediction after a text; nothing is known if the server splits the text into other tokens."""
-        backend = self._model.backend
-        comparable = backend.continues_own_text  # a chat template adds tokens
-        if comparable and backend.prompt_token_count(answer) not in (None, length):
-            return end_prediction()
-        return backend.first_generated(answer)
 
     def _bound_of(self, prediction: Prediction, token: int) -> float:
         listed = prediction.listed(token)
@@ -186,7 +174,7 @@ class ApiContinuations:
     def __init__(self, model: ApiModel) -> None:
         self._client = model.client
         self._backend = model.backend
-        self._score = model.score
+        self._check_exact = model.check_exact
         self._name = model.name
         self._max_length = model.max_length
         self._end = model.tokenizer.end_token
@@ -230,14 +218,9 @@ class ApiContinuations:
     def _generate(self, texts: Sequence[tuple[IntArray, int]]) -> None:
         """Let the server generate tokens after each text without a known prediction."""
         texts = [(text, count) for text, count in texts if not self._knows(text)]
-        backend = self._backend
-        answers = self._client.answers(backend.checked_generation(text, count) for text, count in texts)
-        for (text, count), answer in zip(texts, answers, strict=True):
-            same = backend.keeps_tokens(text) and backend.prompt_token_count(answer) in (None, len(text))
-            found = backend.generated(answer, count)
-            if not same and backend.continues_own_text:  # other tokens were read: nothing bounds those not listed
-                found = [replace(one, rest=0.0) for one in found]
-            self._keep(text, found)
+        answers = self._client.answers(self._backend.generation(text, count) for text, count in texts)
+        for (text, _), predictions in zip(texts, answers, strict=True):
+            self._keep(text, predictions)
         missing = [(text, count) for text, count in texts if not self._knows(text)]
         if any(count == 1 for _, count in missing):
             raise unexpected(f"{self._name} generates nothing after a text.")
@@ -248,10 +231,11 @@ class ApiContinuations:
         """Let the server read each text followed by a draft, as far as it reads the same tokens."""
         drafted = [(text, self._unchanged(text, draft)) for text, draft in drafted if not self._knows(text)]
         drafted = [(text, draft) for text, draft in drafted if len(draft)]
-        prompts = [np.concatenate([text, draft]) for text, draft in drafted]
-        answers = self._client.answers(map(self._backend.checked_prompt, prompts))
-        for (text, _), prompt, answer in zip(drafted, prompts, answers, strict=True):
-            self._keep(text, self._backend.prompt_predictions(answer, prompt, len(text)))
+        answers = self._client.answers(
+            self._backend.reading(np.concatenate([text, draft]), len(text)) for text, draft in drafted
+        )
+        for (text, _), predictions in zip(drafted, answers, strict=True):
+            self._keep(text, predictions)
 
     def _read_ends(self, texts: Sequence[IntArray]) -> None:
         """Let the server read the end token after texts of an average that it ended, to get its log-probability."""
@@ -288,6 +272,7 @@ class ApiContinuations:
 
     def _chosen(self, texts: Sequence[IntArray], wanted: IntArray) -> NextTokens:
         """The log-probabilities of the wanted tokens after each text; listed ones are not requested."""
+        self._check_exact()
         values: dict[tuple[int, int], float] = {}
         parts: list[tuple[int, list[int]]] = []
         size = self._backend.max_chosen or 1
@@ -297,83 +282,61 @@ class ApiContinuations:
             values |= {(row, token): value for token, value in listed.items() if value is not None}
             unknown = [token for token, value in listed.items() if value is None]
             parts += [(row, unknown[begin : begin + size]) for begin in range(0, len(unknown), size)]
-        found = self._requested([(texts[row], tokens) for row, tokens in parts]) if parts else iter(())
-        for (row, tokens), log_probs in zip(parts, found, strict=True):
+        answers = self._client.answers(self._backend.choice(texts[row], tokens) for row, tokens in parts)
+        for (row, tokens), log_probs in zip(parts, answers, strict=True):
             values |= {(row, token): value for token, value in zip(tokens, log_probs, strict=True)}
         log_probs_BC = [[values[row, token] for token in wanted.tolist()] for row in range(len(texts))]
         return NextTokens(np.array(log_probs_BC, dtype=np.float32), np.tile(wanted, (len(texts), 1)))
-
-    def _requested(self, parts: Sequence[tuple[IntArray, Sequence[int]]]) -> Iterator[list[float]]:
-        """The log-probabilities of tokens after each text, one request each; UsageError if the server returns none."""
-        backend = self._backend
-        if not backend.max_chosen:
-            passes = [ScoringSequence(np.append(text, tokens), np.array([len(text)])) for text, tokens in parts]
-            yield from (log_probs_1.tolist() for log_probs_1 in self._score(passes))
-            return
-        answers = self._client.answers(backend.checked_choice(text, tokens) for text, tokens in parts)
-        for (_, tokens), answer in zip(parts, answers, strict=True):
-            yield backend.chosen_log_probs(answer, tokens)
 
     def _knows(self, text: IntArray) -> bool:
         return text.tobytes() in self._known
 
 
-def as_dry_run(model: ApiModel) -> ApiModel:
-    """A copy of a model that sends nothing; `client.usage` counts the requests that a job would send.
+class UnreadTokenizer:
+    """The tokenizer of a model to which requests are passed on: its tokens are not known."""
 
-    Stored answers are used. All others are made up: a text never ends, and every token is equally likely, so that the
-    requests of generation are counted at their maximum. Closes the model's own client.
-    """
-    model.client.close()
-    unlimited = replace(model.client.options, max_requests=None)
-    client = _DryRunClient(model.client.endpoint, unlimited)
-    client.identity = model.client.identity
-    backend = cast("Backend", _DryRunBackend(model.backend))
-    return ApiModel(model.name, client, backend, model.tokenizer, model.capabilities)
+    def encode(self, text: str) -> IntArray:
+        """Raise UsageError."""
+        self._reject(text)
 
+    def decode(self, tokens: IntArray) -> str:
+        """Raise UsageError."""
+        self._reject(tokens)
 
-class _DryRunClient(Client):
-    """A client that sends nothing and stores nothing; a request counts at its maximum."""
-
-    async def _send(self, request: transport.ApiRequest) -> transport.JsonObject:  # noqa: ARG002
-        return _PLACEHOLDER
-
-    async def _keep(self, key: bytes, request: transport.ApiRequest, answer: transport.JsonObject) -> None:
-        """Placeholders are not stored."""
+    def _reject(self, _: object) -> NoReturn:
+        raise UsageError("this server passes requests on, so that the model's tokens are not known here.")
 
 
-class _DryRunBackend:
-    """A backend that also accepts placeholders as answers."""
+class ProxiedModel:
+    """A `WritingModel` for a server that is only passed requests on: it reads and writes nothing by itself."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._token = int(backend.tokenizer.encode("a")[-1])
+    tier: Tier = "text"
+    answers_only = True
+    end_tokens: frozenset[int] = frozenset()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
+    def __init__(self, name: str, endpoint: Endpoint, seconds: float, length: int | None) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self.max_length = length or UNLIMITED
+        self.tokenizer = UnreadTokenizer()
+        self._seconds = seconds
 
-    def generated(self, answer: transport.JsonObject, max_tokens: int) -> list[Prediction]:
-        if answer is _PLACEHOLDER:
-            return [_made_up(self._token)] * max_tokens
-        return self._backend.generated(answer, max_tokens)
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The name and the address."""
+        return {"name": self.name, "url": self.endpoint.url, "model": self.endpoint.model}
 
-    def first_generated(self, answer: transport.JsonObject) -> Prediction:
-        return _made_up(self._token) if answer is _PLACEHOLDER else self._backend.first_generated(answer)
+    def upstream(self) -> Upstream:
+        """The server, to pass requests on, for one event loop."""
+        return Upstream(self.endpoint, self._seconds)
 
-    def prompt_predictions(self, answer: transport.JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        if answer is _PLACEHOLDER:
-            return [_made_up(int(token)) for token in (*tokens[begin:], self._token)]
-        return self._backend.prompt_predictions(answer, tokens, begin)
+    def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
+        """Raise UsageError."""
+        raise self._unread(sequences)
 
-    def scored_log_probs(self, answer: transport.JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
-        if answer is _PLACEHOLDER:
-            return [_LOG_PROB] * len(positions)
-        return self._backend.scored_log_probs(answer, tokens, positions)
+    def continuations(self) -> Continuations:
+        """Raise UsageError."""
+        raise self._unread()
 
-    def chosen_log_probs(self, answer: transport.JsonObject, tokens: Sequence[int]) -> list[float]:
-        return [_LOG_PROB] * len(tokens) if answer is _PLACEHOLDER else self._backend.chosen_log_probs(answer, tokens)
-
-
-def _made_up(token: int) -> Prediction:
-    one = np.array([token], dtype=np.int64)
-    return Prediction(token, _LOG_PROB, one, np.full(1, _LOG_PROB, dtype=np.float32), _LOG_PROB)
+    def _unread(self, *_: object) -> UsageError:
+        return UsageError(f"requests to {self.name} are passed on: this needs a model that scores texts.")

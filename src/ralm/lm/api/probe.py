@@ -9,7 +9,8 @@ The result is stored. Later processes only compare the greedy tokens: the same o
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -19,16 +20,30 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from ralm.errors import ModelError, ServerError, UsageError
-from ralm.lm.api import servers, store, tokenizers, transport
-from ralm.lm.api.backends import END, Backend, BackendConfig, openai, unexpected
-from ralm.lm.api.client import Client
+from ralm.lm.api import tokenizers
+from ralm.lm.api.answers import END, Prediction, ServerTokenNames, unexpected
+from ralm.lm.api.backends import LENGTHS, Backend, BackendConfig, Capabilities, ServerInfo, openai
+from ralm.lm.api.backends.llamacpp import LLAMA_CPP
+from ralm.lm.api.backends.sglang import SGLANG
+from ralm.lm.api.backends.vllm import VLLM
+from ralm.lm.api.client import Client, answer_key
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
-from ralm.lm.api.model import ApiModel, as_dry_run
-from ralm.lm.api.predictions import Prediction, ServerTokenNames
-from ralm.lm.api.upstream import ProxiedModel
+from ralm.lm.api.http import ApiRequest, JsonObject
+from ralm.lm.api.model import ApiModel, ProxiedModel
 from ralm.records import IntArray
 
 _LOG: Final = logging.getLogger(__name__)
+_KINDS: Final = (VLLM, LLAMA_CPP, SGLANG)
+BACKENDS: Final[dict[str, type[Backend]]] = {
+    backend.name: backend
+    for backend in (
+        *(backend for backend, _ in openai.OPENAI_BACKENDS),
+        *openai.NEWER_CHATS.values(),
+        *(backend for kind in _KINDS for backend in kind.backends),
+    )
+}
+_OLLAMA: Final = "library"
+"""The owner of the models of Ollama, which reads a template around a text and cuts long ones silently."""
 _TEXT: Final = (
     "The history of the city begins in the 12th century: its name, Caf\u00e9-Br\u00fccke, is older. It's 3.14 km "
     "long.\n\n"
@@ -48,7 +63,9 @@ def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
     """The model behind an API with this name, which owns its client; an earlier probe is used if the server still
     generates the same greedy tokens. Raises UsageError, ServerError, and ModelError if no backend or tokenizer fits."""
     model = _with_length(_probed(name, options, anew=False))
-    return as_dry_run(model) if options is not None and options.dry_run else model
+    if model.client.options.dry_run:
+        model.client.start_dry_run()
+    return model
 
 
 def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
@@ -56,12 +73,39 @@ def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
     return _probed(name, options, anew=True)
 
 
+def cache_difference(model: ApiModel) -> float | None:
+    """The most by which log-probabilities move, in nats, if they are asked for again: a prompt that is new to the
+    server is read whole, then from its cache. None if it returns none."""
+    backend, client = model.backend, model.client
+    client.identity = ""  # so that the client does not reuse the first answer
+    requests: list[Callable[[IntArray], ApiRequest]] = [] if backend.text_only else [backend.next_token]
+    if backend.scores_prompts:
+        requests.append(lambda text: backend.scoring(text, np.arange(1, len(text))))
+    differences = []
+    for request in requests:
+        begin = [] if backend.config.begin is None else [backend.config.begin]
+        text = np.append(np.array(begin, dtype=np.int64), model.tokenizer.encode(f"{time.time_ns()} {_TEXT}"))
+        [cold], [warm] = (client.answers([request(text)]) for _ in range(2))
+        differences += [abs(before - after) for before, after in _figures(cold, warm)]
+    return max(differences, default=None)
+
+
+def _figures(cold: Any, warm: Any) -> Iterable[tuple[float, float]]:
+    """The pairs of one figure: of the tokens of a prompt, or of those that both predictions list."""
+    if not isinstance(cold, Prediction):
+        return zip(cold, warm, strict=True)
+    listed = (
+        (float(before), warm.listed(int(token))) for token, before in zip(cold.tokens_C, cold.log_probs_C, strict=True)
+    )
+    return [(before, after) for before, after in listed if after is not None and np.isfinite(before)]
+
+
 def open_server(name: str, options: ApiOptions | None = None, *, proxy: bool = False) -> ApiModel | ProxiedModel:
     """As `load_api_model`; requests are passed on with `proxy`, without a tokenizer, or if messages alone are
     answered."""
     with ExitStack() as stack:
         client = stack.enter_context(Client(endpoint_of(name), options))
-        server = servers.detect_server(client)
+        server = detect_server(client)
         if not proxy and _continues_texts(client, server):
             with suppress(tokenizers.UnknownTokenizerError):
                 probe = _Probe(name, client, server)
@@ -79,15 +123,15 @@ def _with_length(model: ApiModel) -> ApiModel:
     return model
 
 
-def _continues_texts(client: Client, server: servers.ServerInfo) -> bool:
+def _continues_texts(client: Client, server: ServerInfo) -> bool:
     """Whether a server has /completions that can be used for the model; all known kinds do."""
     if server.is_ollama:
         return False
     if server.kind is not None:
         return True
-    body: transport.JsonObject = {"model": client.endpoint.model, "prompt": "The", "max_tokens": 1}
+    body: JsonObject = {"model": client.endpoint.model, "prompt": "The", "max_tokens": 1}
     try:
-        [_] = client.answers([transport.ApiRequest("/completions", body, 1, 1, retries=1)])
+        [_] = client.answers([ApiRequest("/completions", body, 1, 1, retries=1)])
     except ServerError as error:
         if not (error.rejects_request or error.fails):
             raise
@@ -98,16 +142,48 @@ def _continues_texts(client: Client, server: servers.ServerInfo) -> bool:
 def _probed(name: str, options: ApiOptions | None, *, anew: bool) -> ApiModel:
     with ExitStack() as stack:
         client = stack.enter_context(Client(endpoint_of(name), options))
-        probe = _Probe(name, client, servers.detect_server(client))
+        probe = _Probe(name, client, detect_server(client))
         model = (None if anew else probe.stored()) or probe.run()
         stack.pop_all()
     return model
 
 
-class _Probe:
-    """Finds and stores the best backend that works on one server."""
+def detect_server(client: Client) -> ServerInfo:
+    """The kind of a server, by the owner of its models or by an endpoint that only one kind has. Raises ServerError."""
+    listed = _get_or_empty(client, "/models").get("data")
+    models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    entry = next((one for one in models if one.get("id") == client.endpoint.model), {})
+    owner = str((entry or (models[0] if models else {})).get("owned_by", ""))
+    for kind in _KINDS:
+        if kind.owner == owner:
+            if not entry:
+                names = ", ".join(str(one.get("id")) for one in models)
+                raise ServerError(f"{client.endpoint.url} has no model {client.endpoint.model}; it has {names}.", 404)
+            return ServerInfo(kind, entry)
+        if (
+            kind.own_path
+            and client.endpoint.is_url
+            and "model_path" in (fields := _get_or_empty(client, kind.own_path))
+        ):
+            lengths: JsonObject = {name: entry[name] for name in LENGTHS if name in entry}
+            return ServerInfo(kind, {**fields, **lengths})
+    return ServerInfo(None, entry, is_ollama=owner == _OLLAMA)
 
-    def __init__(self, name: str, client: Client, server: servers.ServerInfo) -> None:
+
+def _get_or_empty(client: Client, path: str) -> JsonObject:
+    """The server's answer at a path; empty if it has no such path. Raises ServerError if it cannot be reached."""
+    try:
+        return client.get(path)
+    except ServerError as error:
+        if error.status is None or error.status in (401, 403, 429):
+            raise
+        return {}  # some servers fail at paths that they do not have
+
+
+class _Probe:
+    """Finds and stores the best backend that works on one server; it remembers the answers that it had."""
+
+    def __init__(self, name: str, client: Client, server: ServerInfo) -> None:
         if server.is_ollama:
             raise UsageError(
                 f"{client.endpoint.url} is Ollama, whose own API is not used any more: serve the model with "
@@ -116,9 +192,11 @@ class _Probe:
         self._name = name
         self._client = client
         self._server = server
-        self._tokenizer = tokenizers.open_tokenizer(client, self._server)
-        self._trials = _Trials(name, client, self._tokenizer)
-        self._length = _length(client, self._server)
+        self._tokenizer = tokenizers.open_tokenizer(client, server)
+        self._names = ServerTokenNames(self._tokenizer.tokenizer, self._tokenizer.size)
+        self._text = self._tokenizer.tokenizer.encode(_TEXT)
+        self._answers: dict[bytes, JsonObject] = {}
+        self._length = _length(client, server)
         decisive = [
             "capabilities",
             client.endpoint.url,
@@ -133,9 +211,9 @@ class _Probe:
         """The model as an earlier probe found it, if it still generates the same tokens."""
         found = self._client.store.get(self._key)
         with suppress(KeyError, ValueError, ServerError):
-            capabilities = TypeAdapter(servers.Capabilities).validate_python(found)
-            backend = self._trials.backend(capabilities.config)
-            if not capabilities.greedy or _tokens(self._trials.generated(backend)) == capabilities.greedy:
+            capabilities = TypeAdapter(Capabilities).validate_python(found)
+            backend = self._backend(capabilities.config)
+            if not capabilities.greedy or _tokens(self._generated(backend)) == capabilities.greedy:
                 return self._model(backend, replace(capabilities, max_length=self._max_length(backend)))
         return None
 
@@ -144,14 +222,14 @@ class _Probe:
         ruled_out: list[tuple[str, ServerError]] = []
         for config in self._configs(ruled_out):
             try:
-                backend = self._trials.complete(self._trials.backend(config))
-                greedy = _tokens(self._trials.generated(backend)) if backend.continues_own_text else ()
+                backend = self._complete(self._backend(config))
+                greedy = _tokens(self._generated(backend)) if backend.continues_own_text else ()
             except ServerError as error:
                 if not (error.rejects_request or error.fails):
                     raise
                 ruled_out.append((config.describe(), error))
                 continue
-            capabilities = servers.Capabilities(
+            capabilities = Capabilities(
                 config=backend.config,
                 max_length=self._max_length(backend),
                 greedy=greedy,
@@ -185,38 +263,26 @@ class _Probe:
     def _max_length(self, backend: Backend) -> int | None:
         return None if self._length is None else self._length - backend.reserved_tokens
 
-    def _model(self, backend: Backend, capabilities: servers.Capabilities) -> ApiModel:
+    def _model(self, backend: Backend, capabilities: Capabilities) -> ApiModel:
         client, tokenizer = self._client, self._tokenizer.tokenizer
         client.identity = capabilities.identity
         if backend.text_only or not backend.continues_own_text:  # special tokens that the server adds are not reported
             tokenizer = tokenizers.PlainTokenizer(tokenizer, messages=not backend.continues_own_text)
         return ApiModel(self._name, client, backend, tokenizer, capabilities)
 
-
-class _Trials:
-    """Asks a server with any backend and remembers its answers."""
-
-    def __init__(self, name: str, client: Client, tokenizer: tokenizers.ApiTokenizer) -> None:
-        self._name = name
-        self._client = client
-        self._tokenizer = tokenizer
-        self._names = ServerTokenNames(tokenizer.tokenizer, tokenizer.size)
-        self._text = tokenizer.tokenizer.encode(_TEXT)
-        self._answers: dict[bytes, transport.JsonObject] = {}
-
-    def backend(self, config: BackendConfig) -> Backend:
+    def _backend(self, config: BackendConfig) -> Backend:
         """The backend that `config` describes. Raises KeyError if none has this name."""
-        return servers.BACKENDS[config.backend](config, self._client.endpoint.model, self._names)
+        return BACKENDS[config.backend](config, self._client.endpoint.model, self._names)
 
-    def complete(self, backend: Backend) -> Backend:
+    def _complete(self, backend: Backend) -> Backend:
         """The backend with the BOS and the length of lists of the server; ServerError if its figures disagree."""
         if backend.text_only:
-            self.generated(backend)
+            self._generated(backend)
             return backend
         backend = self._with_top_logprobs(backend)
         if backend.continues_own_text:
             backend = self._with_bos(backend)
-        text, greedy = self.prompt(backend), self.generated(backend)
+        text, greedy = self._prompt(backend), self._generated(backend)
         self._check_text(backend, text, greedy)
         if backend.scores_prompts:
             self._check_prompt(backend, text, greedy)
@@ -224,14 +290,14 @@ class _Trials:
             self._check_chosen(backend, text, greedy[0])
         return backend
 
-    def generated(self, backend: Backend, max_tokens: int = _GREEDY) -> list[Prediction]:
+    def _generated(self, backend: Backend, max_tokens: int = _GREEDY) -> list[Prediction]:
         """The predictions of the tokens that the server generates after the known text, at least one."""
-        answer = self._answer(backend.generation_request(self.prompt(backend), max_tokens))
+        answer = self._answer(backend.generation_request(self._prompt(backend), max_tokens))
         if found := backend.generated(answer, max_tokens):
             return found
         raise unexpected("the server generates nothing")
 
-    def prompt(self, backend: Backend) -> IntArray:
+    def _prompt(self, backend: Backend) -> IntArray:
         """The known text with the BOS that the server puts before it."""
         begin = backend.config.begin
         return self._text if begin is None else np.concatenate([[begin], self._text])
@@ -243,7 +309,7 @@ class _Trials:
         for count in counts:
             tried = _changed(backend, top_logprobs=count)
             try:
-                listed = self.generated(tried, 1)[0].tokens_C
+                listed = self._generated(tried, 1)[0].tokens_C
             except ServerError as error:
                 if count == counts[-1] or error.status == 200 or not (error.rejects_request or error.fails):
                     raise
@@ -299,9 +365,9 @@ class _Trials:
             [found] = backend.chosen_log_probs(self._answer(backend.choice_request(text, [token])), [token])
             _check_equal(found, float(first.log_probs_C[place]), "if it is chosen")
 
-    def _answer(self, request: transport.ApiRequest) -> transport.JsonObject:
+    def _answer(self, request: ApiRequest) -> JsonObject:
         """The answer to a request; it is not stored, since the client has no identity before the probe has ended."""
-        key = store.answer_key("", request.path, request.body)
+        key = answer_key("", request.path, request.body)
         if key not in self._answers:
             [self._answers[key]] = self._client.answers([replace(request, retries=1)])
         return self._answers[key]
@@ -318,7 +384,7 @@ def _check_equal(one: float, other: float, where: str) -> None:
         )
 
 
-def _length(client: Client, server: servers.ServerInfo) -> int | None:
+def _length(client: Client, server: ServerInfo) -> int | None:
     """The maximum number of tokens that the model reads; UsageError if the options exceed the server's value."""
     option = client.options.context_length
     if option is not None and server.length is not None and option > server.length:

@@ -14,9 +14,9 @@ from pydantic import JsonValue
 
 from ralm.errors import ChatError, MissingExtraError, ModelError, RalmError, UsageError
 from ralm.lm import model_path
-from ralm.lm.api.backends import llamacpp, parsing
+from ralm.lm.api.answers import parsing
+from ralm.lm.api.backends import ServerInfo, llamacpp
 from ralm.lm.api.client import Client
-from ralm.lm.api.servers import ServerInfo
 from ralm.lm.tokenizer import WithDefaults, full_tokenizer, last_of_user
 from ralm.protocols import FullTokenizer
 from ralm.records import IntArray, Message, SpecialTokens

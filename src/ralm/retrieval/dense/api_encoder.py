@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, RequestOptions, endpoint_of
-from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.terminal import Advance
@@ -105,19 +105,19 @@ class ApiEncoder:
     def _encode(self, client: Client, texts: Sequence[str], advance: Advance | None) -> FloatArray:
         batches = [list(texts[begin : begin + _BATCH]) for begin in range(0, len(texts), _BATCH)]
         vectors = []
-        for batch, answer in zip(batches, client.answers(self._requests(batches)), strict=True):
-            vectors.append(self._checked(answer, len(batch)))
+        for vectors_TD in client.answers(self._requests(batches)):
+            vectors.append(vectors_TD)
             if advance is not None:
-                advance(len(batch))
+                advance(len(vectors_TD))
         return np.concatenate(vectors) if vectors else np.zeros((0, self._dimension), np.float32)
 
     def _requests(self, batches: Sequence[list[str]]) -> Iterator[ApiRequest]:
         for batch in batches:
             body: dict[str, JsonValue] = {"model": self._endpoint.model, "input": [*batch], "encoding_format": "float"}
             tokens = sum(len(text.encode("utf-8", "replace")) for text in batch)
-            yield ApiRequest("/embeddings", body, tokens, check=partial(self._checked, count=len(batch)))
+            yield ApiRequest("/embeddings", body, tokens, parse=partial(self._vectors_of, count=len(batch)))
 
-    def _checked(self, answer: JsonObject, count: int) -> FloatArray:
+    def _vectors_of(self, answer: JsonObject, count: int) -> FloatArray:
         """The vectors (T x D) of an answer in the order of the texts; ServerError if it has others."""
         data: Any = answer.get("data")
         try:

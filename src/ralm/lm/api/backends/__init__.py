@@ -1,29 +1,34 @@
 """The interface of backends, which turn tokens into requests of one kind of server, and its answers into predictions.
 
 A backend sends nothing itself. To support another server API, add a module with a `Backend` and a `ServerKind`, and
-list it in `ralm.lm.api.servers`.
+list it in `ralm.lm.api.probe`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial, wraps
-from typing import Any, ClassVar, Final, ParamSpec, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import ServerError
-from ralm.lm.api.client import Client
-from ralm.lm.api.predictions import Prediction, ServerTokenNames, parse_log_prob
-from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.lm.api.answers import (
+    END_PREDICTION,
+    Prediction,
+    ServerTokenNames,
+    answer_field,
+    build_prediction,
+    lone_prediction,
+    parse_log_prob,
+)
+from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.protocols import Tokenizer
 from ralm.records import IntArray
 
-_Given = ParamSpec("_Given")
-_Parsed = TypeVar("_Parsed")
-END: Final = -2
-"""The token id that stands for the end of a text if a server does not name the token that ended it."""
+_GUESSED: Final = -1.0
+"""Every log-probability of a dry run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,12 @@ class BackendConfig:
         return f"{self.backend} of {'token ids' if self.as_ids else 'text'}" if either else self.backend
 
 
+LENGTHS: Final = ("max_model_len", "context_length", "n_ctx", "context_window")
+"""Names under which servers report the maximum number of tokens."""
+_WEIGHTS: Final = ("root", "model_path", "weight_version")
+"""Fields of vLLM and SGLang that identify the loaded weights."""
+_WEIGHTS_IN_META: Final = ("n_params", "size")
+"""The same for llama.cpp, in `meta`; another quantisation has another size."""
 _TIERS: Final = (
     "1: log-probabilities of given texts (scoring, reranking, ensembles and signals are exact)",
     "2: the most likely next tokens (greedy answers and ensembles with certified tokens; scores as bounds)",
@@ -57,6 +68,7 @@ class Backend(ABC):
 
     The class variables declare what a server returns:
 
+    server               its name in errors
     text_path            where an answer has the generated text
     count_path           where an answer has the number of tokens that the server read
     scores_prompts       the log-probability and the most likely tokens at every position of a prompt
@@ -66,6 +78,7 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
+    server: ClassVar[str] = "the server"
     text_path: ClassVar[tuple[str | int, ...]]
     count_path: ClassVar[tuple[str, ...]]
     scores_prompts: ClassVar[bool] = False
@@ -128,11 +141,11 @@ class Backend(ABC):
 
     @abstractmethod
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
-        """The predictions of the generated tokens; the last is `end_prediction()` if the text ended without a token."""
+        """The predictions of the generated tokens; the last is `END_PREDICTION` if the text ended without a token."""
 
     def first_generated(self, answer: JsonObject) -> Prediction:
-        """The prediction of the first generated token, also if its id is not known; `end_prediction()` if none was."""
-        return next(iter(self.generated(answer, 1)), end_prediction())
+        """The prediction of the first generated token, also if its id is not known; `END_PREDICTION` if none was."""
+        return next(iter(self.generated(answer, 1)), END_PREDICTION)
 
     def generated_text(self, answer: JsonObject) -> str:
         """The generated text."""
@@ -140,10 +153,10 @@ class Backend(ABC):
 
     def prompt_token_count(self, answer: JsonObject) -> int | None:
         """The number of tokens that the server read, if it reports it."""
-        found: Any = answer
+        count: Any = answer
         for step in self.count_path:
-            found = found.get(step) if isinstance(found, Mapping) else None
-        return found if isinstance(found, int) else None
+            count = count.get(step) if isinstance(count, Mapping) else None
+        return count if isinstance(count, int) else None
 
     def prompt_request(self, tokens: IntArray) -> ApiRequest:
         """The request for the log-probabilities of the tokens of a prompt."""
@@ -171,24 +184,61 @@ class Backend(ABC):
         """The log-probabilities of the chosen tokens; NaN if the server returns none."""
         raise NotImplementedError(self.name)
 
-    def checked_generation(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """As `generation_request`; an answer that cannot be parsed is not stored, here and below."""
-        first = max_tokens == 1 and not self.text_only
-        parse = self.first_generated if first else partial(self.generated, max_tokens=max_tokens)
-        return self.generation_request(text, max_tokens).checked(parse)
+    def log_prob(self, value: object) -> float:
+        """A log-probability in an answer; ServerError if it is not one."""
+        return parse_log_prob(value, self.server)
 
-    def checked_prompt(self, tokens: IntArray) -> ApiRequest:
-        """As `prompt_request`."""
-        return self.prompt_request(tokens).checked(partial(self.prompt_predictions, tokens=tokens))
+    def prediction(self, token: int | None, value: object, listed: Iterable[tuple[int | None, object]]) -> Prediction:
+        """As `build_prediction`, of log-probabilities in an answer."""
+        pairs = [(number, self.log_prob(other)) for number, other in listed]
+        return build_prediction(token, self.log_prob(value), pairs, self.top_logprobs)
 
-    def checked_scoring(self, tokens: IntArray) -> ApiRequest:
-        """As `scoring_request`."""
-        every = np.arange(1, len(tokens))
-        return self.scoring_request(tokens).checked(partial(self.scored_log_probs, tokens=tokens, positions=every))
+    def generation(self, text: IntArray, max_tokens: int) -> ApiRequest:
+        """As `generation_request`, answered with predictions; nothing bounds those that are not listed if the server
+        read other tokens."""
 
-    def checked_choice(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
-        """As `choice_request`."""
-        return self.choice_request(text, tokens).checked(partial(self.chosen_log_probs, tokens=tokens))
+        def parse(answer: JsonObject) -> list[Prediction]:
+            predictions = self.generated(answer, max_tokens)
+            same = not self.continues_own_text or self._reads(text, answer)
+            return predictions if same else [replace(prediction, rest=0.0) for prediction in predictions]
+
+        return self.generation_request(text, max_tokens).parsed(parse, lambda: [self._guess()] * max_tokens)
+
+    def next_token(self, text: IntArray) -> ApiRequest:
+        """As `generation_request` for one token, answered with its prediction; nothing is known if the server reads
+        other tokens."""
+
+        def parse(answer: JsonObject) -> Prediction:
+            first = self.first_generated(answer)  # a chat template adds tokens
+            return first if not self.continues_own_text or self._reads(text, answer) else END_PREDICTION
+
+        return self.generation_request(text, 1).parsed(parse, self._guess)
+
+    def reading(self, tokens: IntArray, begin: int) -> ApiRequest:
+        """As `prompt_request`, answered with `prompt_predictions`."""
+        parse = partial(self.prompt_predictions, tokens=tokens, begin=begin)
+        return self.prompt_request(tokens).parsed(parse, lambda: [*map(self._guess, [*tokens[begin:].tolist(), None])])
+
+    def scoring(self, tokens: IntArray, positions: IntArray) -> ApiRequest:
+        """As `scoring_request`, answered with `scored_log_probs`."""
+        parse = partial(self.scored_log_probs, tokens=tokens, positions=positions)
+        return self.scoring_request(tokens).parsed(parse, lambda: [_GUESSED] * len(positions))
+
+    def choice(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
+        """As `choice_request`, answered with `chosen_log_probs`; if the server takes none, a scored prompt that ends in
+        the only token."""
+        if not self.max_chosen:
+            return self.scoring(np.append(text, tokens), np.array([len(text)]))
+        parse = partial(self.chosen_log_probs, tokens=tokens)
+        return self.choice_request(text, tokens).parsed(parse, lambda: [_GUESSED] * len(tokens))
+
+    def _reads(self, text: IntArray, answer: JsonObject) -> bool:
+        """Whether the server read these tokens, as far as it reports it."""
+        return self.keeps_tokens(text) and self.prompt_token_count(answer) in (None, len(text))
+
+    def _guess(self, token: int | None = None) -> Prediction:
+        """The prediction of a token in a dry run."""
+        return lone_prediction(int(self.tokenizer.encode("a")[-1]) if token is None else token, _GUESSED, _GUESSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,56 +250,45 @@ class ServerKind:
     own_path: str | None = None
 
 
-def get_or_empty(client: Client, path: str) -> JsonObject:
-    """The server's answer at a path; empty if it has no such path. Raises ServerError if it cannot be reached."""
-    try:
-        return client.get(path)
-    except ServerError as error:
-        if error.status is None or error.status in (401, 403, 429):
-            raise
-        return {}  # some servers fail at paths that they do not have
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """A server's kind (None: unknown) and its fields about the model; Ollama is only passed requests on."""
+
+    kind: ServerKind | None
+    fields: JsonObject
+    is_ollama: bool = False
+
+    @property
+    def length(self) -> int | None:
+        """The maximum number of tokens that the model reads, if the server reports it."""
+        found = [*(self.fields.get(name) for name in LENGTHS), self.meta.get("n_ctx")]
+        return next((length for length in found if isinstance(length, int) and length > 0), None)
+
+    @property
+    def weights(self) -> JsonObject:
+        """The fields that distinguish the loaded weights from others by the same name."""
+        fields = {name: self.fields.get(name) for name in _WEIGHTS}
+        in_meta = {name: self.meta.get(name) for name in _WEIGHTS_IN_META}
+        return {name: value for name, value in {**fields, **in_meta}.items() if value is not None}
+
+    @property
+    def meta(self) -> JsonObject:
+        """The object `meta` among the fields, which llama.cpp has."""
+        meta = self.fields.get("meta")
+        return meta if isinstance(meta, dict) else {}
 
 
-def end_prediction() -> Prediction:
-    """The prediction for a text that ended without a log-probability: nothing else is known."""
-    return Prediction(END, -np.inf, np.array([END], dtype=np.int64), np.full(1, -np.inf, dtype=np.float32), 0.0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a server can do with the best backend that works.
 
+    `max_length` is the maximum number of tokens that the model reads, None if the server does not report it. `greedy`
+    are the tokens that it generates after the probe's text; they distinguish models. `identity` is a hash of all that
+    answers depend on. `ruled_out` are better backends that do not work, with the reasons.
+    """
 
-def unexpected(message: str) -> ServerError:
-    """The error of an answer with unexpected content."""
-    return ServerError(f"{message.removesuffix('.')}.", 200)
-
-
-def parsing(parse: Callable[_Given, _Parsed]) -> Callable[_Given, _Parsed]:
-    """Make a function that parses an answer raise ServerError if the answer has an unexpected format."""
-
-    @wraps(parse)
-    def parsed(*arguments: _Given.args, **options: _Given.kwargs) -> _Parsed:
-        try:
-            return parse(*arguments, **options)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise unexpected(f"unexpected response format ({error}).") from error
-
-    return parsed
-
-
-def token_and_log_prob(one: object, server: str) -> tuple[int, float]:
-    """The `id` and the `logprob` of an entry of a list of tokens."""
-    return int(answer_field(one, "id")), parse_log_prob(answer_field(one, "logprob"), server)
-
-
-def expect_length(values: Sequence[object], expected: int, what: str) -> None:
-    """Raise ServerError unless a server returns one log-probability for each token."""
-    if len(values) != expected:
-        raise unexpected(f"the server returns {len(values):,} log-probabilities for {expected:,} {what}")
-
-
-def answer_field(answer: object, *path: str | int) -> Any:
-    """The part of an answer at a path; ServerError if it is missing."""
-    found: Any = answer
-    for step in path:
-        try:
-            found = found[step]
-        except (LookupError, TypeError):
-            raise unexpected(f"the server's answer has no {'.'.join(map(str, path))}") from None
-    return found
+    config: BackendConfig
+    max_length: int | None
+    greedy: tuple[int, ...]
+    identity: str
+    ruled_out: tuple[tuple[str, str], ...] = ()

@@ -11,20 +11,11 @@ from typing import Any, Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import (
-    Backend,
-    ServerKind,
-    answer_field,
-    end_prediction,
-    parsing,
-    token_and_log_prob,
-    unexpected,
-)
-from ralm.lm.api.predictions import Prediction, build_prediction
-from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.lm.api.answers import END_PREDICTION, Prediction, answer_field, parsing, unexpected
+from ralm.lm.api.backends import Backend, ServerKind
+from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import IntArray
 
-_NAME: Final = "llama.cpp"
 _BIAS: Final = 1000
 """A bias that makes any token the greedy one."""
 
@@ -32,7 +23,7 @@ _BIAS: Final = 1000
 class _Completion(Backend):
     """POST /completion of a llama.cpp server, at its root."""
 
-    name = _NAME
+    name = server = "llama.cpp"
     text_path = ("content",)
     count_path = ("tokens_evaluated",)
     max_chosen = 1
@@ -58,7 +49,7 @@ class _Completion(Backend):
                 return found
             found.append(self._prediction(row, row))
         ended = answer.get("stop_type") == "eos" and len(rows) == len(tokens)
-        return [*found, end_prediction()] if ended and len(found) < max_tokens else found
+        return [*found, END_PREDICTION] if ended and len(found) < max_tokens else found
 
     def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
         """One token, which a bias makes the greedy one; the whole vocabulary if the token ends inside a character."""
@@ -75,7 +66,7 @@ class _Completion(Backend):
         found = next((one for one in rows if answer_field(one, "id") == token), None)
         if found is None:
             raise unexpected(f"the server returns token {row['id']} where {token} was chosen: it ignores `logit_bias`")
-        return [token_and_log_prob(found, _NAME)[1]]
+        return [self.log_prob(answer_field(found, "logprob"))]
 
     @property
     def _ordinary(self) -> int:
@@ -87,8 +78,11 @@ class _Completion(Backend):
         return "\N{REPLACEMENT CHARACTER}" in self.tokenizer.decode(np.array([token], dtype=np.int64))
 
     def _prediction(self, token: Mapping[str, Any], row: Mapping[str, Any]) -> Prediction:
-        listed = [token_and_log_prob(one, _NAME) for one in answer_field(row, "top_logprobs")]
-        return build_prediction(*token_and_log_prob(token, _NAME), listed, self.top_logprobs)
+        (number, value), *listed = (
+            (int(answer_field(entry, "id")), answer_field(entry, "logprob"))
+            for entry in (token, *answer_field(row, "top_logprobs"))
+        )
+        return self.prediction(number, value, listed)
 
 
 def _request(text: IntArray, max_tokens: int, **more: JsonValue) -> ApiRequest:

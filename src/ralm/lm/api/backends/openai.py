@@ -10,9 +10,17 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import Backend, answer_field, end_prediction, expect_length, parsing, unexpected
-from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, text_prediction
-from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.lm.api.answers import (
+    END_PREDICTION,
+    Prediction,
+    answer_field,
+    expect_length,
+    lone_prediction,
+    parsing,
+    unexpected,
+)
+from ralm.lm.api.backends import Backend
+from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import IntArray
 
 _BIAS: Final = 100
@@ -42,17 +50,17 @@ class Completions(Backend):
         choice = answer_field(answer, "choices", 0)
         reason = choice.get("finish_reason")
         if self.text_only:
-            found = [text_prediction(int(token)) for token in self._continuation(self.generated_text(answer))]
+            found = [lone_prediction(int(token)) for token in self._continuation(self.generated_text(answer))]
             found, ended = found[:max_tokens], reason != "length"
         else:
             found, ended = self._predictions(choice, ()), reason == "stop"
-        return [*found, end_prediction()] if ended and len(found) < max_tokens else found
+        return [*found, END_PREDICTION] if ended and len(found) < max_tokens else found
 
     @parsing
     def first_generated(self, answer: JsonObject) -> Prediction:
         """The prediction of the first token, also if its name is ambiguous."""
         rows = self._rows(answer_field(answer, "choices", 0))
-        return self._prediction(*rows[0], None) if rows else end_prediction()
+        return self._prediction(*rows[0], None) if rows else END_PREDICTION
 
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         body: dict[str, JsonValue] = {
@@ -95,7 +103,6 @@ class Completions(Backend):
     def _prediction(
         self, name: object, value: object, listed: Sequence[tuple[str, object]], known: int | None
     ) -> Prediction:
-        log_prob = parse_log_prob(value, "the server")
         found = self.names.id_of(str(name))
         token = found if known is None else known
         if found not in (None, token):
@@ -104,8 +111,7 @@ class Completions(Backend):
             )
         names_parts = self.config.as_ids or not self.continues_own_text
         whole = self.names.id_of if names_parts else self.names.unambiguous_id
-        pairs = [(found if one == name else whole(one), parse_log_prob(other, "the server")) for one, other in listed]
-        return build_prediction(token, log_prob, pairs, self.top_logprobs)
+        return self.prediction(token, value, [(found if one == name else whole(one), other) for one, other in listed])
 
     def _continuation(self, text: str) -> IntArray:
         """The tokens of a text that continues another one; alone, some tokenizers would put a space before it."""

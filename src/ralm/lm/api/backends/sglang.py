@@ -5,14 +5,15 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import Backend, ServerKind, answer_field, expect_length, parsing, unexpected
-from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, parse_log_probs
-from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.lm.api.answers import Prediction, answer_field, expect_length, parse_log_probs, parsing, unexpected
+from ralm.lm.api.backends import Backend, ServerKind
+from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import IntArray
 
 
 class _Generate(Backend):
     name = "sglang"
+    server = "SGLang"
     text_path = ("text",)
     count_path = ("meta_info", "prompt_tokens")
     scores_prompts = True
@@ -40,8 +41,8 @@ class _Generate(Backend):
     @parsing
     def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
         values = [value for value, *_ in _prompt_rows(answer, tokens)]
-        found: list[float] = parse_log_probs(values[1:], "SGLang")[positions - 1].tolist()
-        return found
+        scored: list[float] = parse_log_probs(values[1:], self.server)[positions - 1].tolist()
+        return scored
 
     def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
         return _request(text, 1, logprob_start_len=-1, top_logprobs_num=0, token_ids_logprob=[*tokens])
@@ -50,7 +51,7 @@ class _Generate(Backend):
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
         rows = answer_field(answer, "meta_info", "output_token_ids_logprobs", 0)
         values = {int(number): value for value, number, *_ in rows}
-        return [parse_log_prob(answer_field(values, token), "SGLang") for token in tokens]
+        return [self.log_prob(answer_field(values, token)) for token in tokens]
 
     def _predictions(self, answer: JsonObject, where: str, first: int) -> list[Prediction]:
         """The predictions of the prompt (`input`) or the generated tokens (`output`), from the token `first` on."""
@@ -58,13 +59,9 @@ class _Generate(Backend):
         top = answer_field(answer, "meta_info", f"{where}_top_logprobs")
         expect_length(top, len(own), "tokens")
         return [
-            self._prediction(int(token), value, listed or [])
+            self.prediction(int(token), value, [(int(number), other) for other, number, *_ in listed or []])
             for (value, token, *_), listed in zip(own[first:], top[first:], strict=True)
         ]
-
-    def _prediction(self, token: int, value: object, listed: Sequence[Sequence[Any]]) -> Prediction:
-        pairs = [(int(number), parse_log_prob(other, "SGLang")) for other, number, *_ in listed]
-        return build_prediction(token, parse_log_prob(value, "SGLang"), pairs, self.top_logprobs)
 
 
 def _request(text: IntArray, max_tokens: int, **more: JsonValue) -> ApiRequest:

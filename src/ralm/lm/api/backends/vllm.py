@@ -5,14 +5,15 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import ServerKind, answer_field, expect_length, openai, parsing, unexpected
-from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, parse_log_probs
-from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.lm.api.answers import Prediction, answer_field, expect_length, parse_log_probs, parsing, unexpected
+from ralm.lm.api.backends import ServerKind, openai
+from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import DoubleArray, IntArray
 
 
 class _VllmCompletions(openai.Completions):
     name = "vllm"
+    server = "vLLM"
     scores_prompts = True
     max_chosen = 128
 
@@ -23,8 +24,14 @@ class _VllmCompletions(openai.Completions):
     @parsing
     def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
         rows, log_probs = _prompt_log_probs(answer, tokens)
-        places = range(begin - 1, len(rows))
-        prompt = [self._prompt_prediction(rows[at], int(tokens[at + 1]), float(log_probs[at])) for at in places]
+        prompt = [
+            self.prediction(
+                int(tokens[at + 1]),
+                float(log_probs[at]),
+                [(int(number), answer_field(entry, "logprob")) for number, entry in rows[at].items()],
+            )
+            for at in range(begin - 1, len(rows))
+        ]
         return prompt + self._predictions(answer_field(answer, "choices", 0), ())
 
     def scoring_request(self, tokens: IntArray) -> ApiRequest:
@@ -43,11 +50,7 @@ class _VllmCompletions(openai.Completions):
     @parsing
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
         listed = answer_field(answer, "choices", 0, "logprobs", "top_logprobs", 0)
-        return [parse_log_prob(answer_field(listed, f"token_id:{token}"), "vLLM") for token in tokens]
-
-    def _prompt_prediction(self, listed: Mapping[str, Any], token: int, log_prob: float) -> Prediction:
-        pairs = [(int(number), parse_log_prob(answer_field(one, "logprob"), "vLLM")) for number, one in listed.items()]
-        return build_prediction(token, log_prob, pairs, self.top_logprobs)
+        return [self.log_prob(answer_field(listed, f"token_id:{token}")) for token in tokens]
 
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         ids: dict[str, JsonValue] = {"return_tokens_as_token_ids": True, "add_special_tokens": False}

@@ -1,13 +1,14 @@
-"""A server's prediction of the next token of a text: the generated token and the most likely ones, by token id.
+"""What answers of servers say: a prediction of the next token of a text, the generated token and the most likely ones.
 
-Servers name tokens as `token_id:17` or by their text; `ServerTokenNames` finds the ids. C listed tokens, B texts.
+Servers name tokens as `token_id:17` or by their text; `ServerTokenNames` finds the ids. An answer that says something
+else is a ServerError of one sentence. C listed tokens, B texts.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final
+from functools import cached_property, wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from ralm.errors import ServerError
 from ralm.protocols import Tokenizer
 from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, log_tail_mass
 
+END: Final = -2
+"""The token id that stands for the end of a text if a server does not name the token that ended it."""
 _ABOVE_ZERO: Final = 0.01
 """How far rounding may lift a log-probability above 0."""
 _ROUNDING: Final = 0.001
@@ -82,9 +85,14 @@ def build_prediction(
     )
 
 
-def text_prediction(token: int) -> Prediction:
-    """The prediction of a server that returns only text."""
-    return Prediction(token, np.nan, np.array([token], dtype=np.int64), np.full(1, np.nan, dtype=np.float32), np.nan)
+def lone_prediction(token: int, log_prob: float = np.nan, rest: float = np.nan) -> Prediction:
+    """The prediction of a server that lists no other token; by default of one that returns only text."""
+    alone = np.array([token], dtype=np.int64)
+    return Prediction(token, log_prob, alone, np.full(1, log_prob, dtype=np.float32), rest)
+
+
+END_PREDICTION: Final = lone_prediction(END, -np.inf, 0.0)
+"""The prediction for a text that ended without a log-probability: nothing else is known."""
 
 
 def merge_predictions(predictions: Sequence[Prediction]) -> NextTokens:
@@ -96,6 +104,45 @@ def merge_predictions(predictions: Sequence[Prediction]) -> NextTokens:
         tokens_BC[row, : len(one.tokens_C)] = one.tokens_C
         log_probs_BC[row, : len(one.log_probs_C)] = one.log_probs_C
     return NextTokens(log_probs_BC, tokens_BC, np.array([one.rest for one in predictions], dtype=np.float32))
+
+
+def unexpected(message: str) -> ServerError:
+    """The error of an answer with unexpected content."""
+    return ServerError(f"{message.removesuffix('.')}.", 200)
+
+
+_Arguments = ParamSpec("_Arguments")
+_Parsed = TypeVar("_Parsed")
+
+
+def parsing(parse: Callable[_Arguments, _Parsed]) -> Callable[_Arguments, _Parsed]:
+    """Make a function that parses an answer raise ServerError if the answer has an unexpected format."""
+
+    @wraps(parse)
+    def parsed(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Parsed:
+        try:
+            return parse(*arguments, **options)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise unexpected(f"unexpected response format ({error}).") from error
+
+    return parsed
+
+
+def answer_field(answer: object, *path: str | int) -> Any:
+    """The part of an answer at a path; ServerError if it is missing."""
+    part: Any = answer
+    for step in path:
+        try:
+            part = part[step]
+        except (LookupError, TypeError):
+            raise unexpected(f"the server's answer has no {'.'.join(map(str, path))}") from None
+    return part
+
+
+def expect_length(values: Sequence[object], expected: int, what: str) -> None:
+    """Raise ServerError unless a server returns one log-probability for each token."""
+    if len(values) != expected:
+        raise unexpected(f"the server returns {len(values):,} log-probabilities for {expected:,} {what}")
 
 
 def parse_log_prob(value: object, where: str) -> float:
