@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from ralm.errors import ModelError
-from ralm.lm.local import engine
+from ralm.lm.local import draw as draw_module, engine
 from ralm.lm.local.decoder import UncachedDecoder
 from ralm.lm.local.draw import draw_from_logits
 from ralm.lm.local.model import LocalLanguageModel
@@ -99,7 +99,7 @@ def test_drawn_tokens_equal_those_of_numpy(
 
 def test_large_sets_of_likely_tokens_equal_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than are sorted at first, and more draws than are made at once."""
-    monkeypatch.setattr(engine, "LOGITS_PER_CHUNK", 20_000)
+    monkeypatch.setitem(draw_module._AT_ONCE, "cpu", 10_000)
     logits_BV = torch.from_numpy(np.random.default_rng(0).normal(size=(12, 5000))).float()
     draws = [
         Draw(range(row, row + 3), np.log([0.5, 0.3, 0.2]), temperature=1.5, top_p=top_p, number=number)

@@ -13,12 +13,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ralm.lm.local.engine import LOGITS_PER_CHUNK, TargetLogits, to_device
+from ralm.lm.local.engine import TargetLogits, to_device
 from ralm.records import LOWEST, Draw, Drawn
 
 _RARE: Final = 1e-30
 """Averages below this probability are taken in log space, where nothing underflows."""
-
+_AT_ONCE: Final = {"cpu": 1 << 17, "cuda": 1 << 24}
+"""Probabilities that are averaged at once: as many as the cache of a processor holds."""
 _SORTED: Final = 256
 """Tokens that are sorted at first to find those that together have probability `top_p`."""
 
@@ -29,7 +30,8 @@ def draw_from_logits(model: TargetLogits, logits_BV: torch.Tensor, draws: Sequen
         return []
     if logits_BV.device.type == "mps":  # has no float64
         logits_BV = logits_BV.cpu()
-    groups = [*_groups(draws, logits_BV.shape[1])]
+    at_once = max(1, _AT_ONCE.get(logits_BV.device.type, _AT_ONCE["cpu"]) // logits_BV.shape[1])
+    groups = [*_groups(draws, at_once)]
     parts = [_draw_group(model, logits_BV, group) for group in groups]
     values, begin, drawn = torch.cat([part.flatten() for part in parts]).cpu().numpy(), 0, list[Drawn]()
     for group, part in zip(groups, parts, strict=True):
@@ -41,13 +43,11 @@ def draw_from_logits(model: TargetLogits, logits_BV: torch.Tensor, draws: Sequen
     return drawn
 
 
-def _groups(draws: Sequence[Draw], vocabulary: int) -> Iterator[list[Draw]]:
-    """Draws with the same settings that follow each other, as many as `LOGITS_PER_CHUNK` holds."""
+def _groups(draws: Sequence[Draw], at_once: int) -> Iterator[list[Draw]]:
+    """Draws with the same settings that follow each other, at most so many."""
     for _, same in groupby(draws, _settings):
         group = [*same]
-        step = max(1, LOGITS_PER_CHUNK // (len(group[0].rows) * vocabulary))
-        for first in range(0, len(group), step):
-            yield group[first : first + step]
+        yield from (group[first : first + at_once] for first in range(0, len(group), at_once))
 
 
 def _settings(draw: Draw) -> tuple[Any, ...]:
@@ -65,10 +65,8 @@ def _draw_group(model: TargetLogits, logits_BV: torch.Tensor, group: Sequence[Dr
         log_probs_GV = logits_GKV[:, 0].log_softmax(-1, dtype=torch.float32)
         normaliser_GK = logits_GKV.amax(-1).double() - log_probs_GV.amax(-1, keepdim=True)
     else:
-        probs_GKV = logits_GKV.softmax(-1, dtype=torch.float32)
-        normaliser_GK = logits_GKV.amax(-1).double() - probs_GKV.amax(-1).double().log()
         log_weights_GK = _on(logits_BV.device, [draw.log_weights_K for draw in group])
-        log_probs_GV = _average(logits_GKV, normaliser_GK, log_weights_GK, probs_GKV)
+        log_probs_GV, normaliser_GK = _average(logits_GKV, log_weights_GK)
     model.check_numbers(normaliser_GK)  # one NaN makes all probabilities of a text NaN
     if first.alpha is not None:
         plain_GV = (logits_GKV[:, -1].double() - normaliser_GK[:, -1:]).clamp_min(LOWEST)
@@ -86,16 +84,21 @@ def _on(device: torch.device, values: Sequence[Any]) -> torch.Tensor:
     return to_device(torch.from_numpy(np.array(values, dtype=np.float64)), device)
 
 
-def _average(
-    logits_GKV: torch.Tensor, normaliser_GK: torch.Tensor, log_weights_GK: torch.Tensor, probs_GKV: torch.Tensor
-) -> torch.Tensor:
-    """The log-probabilities (float32, G x V) of the averages of probabilities (REPLUG, Eq. 2), which are changed."""
-    average_GV = probs_GKV.mul_(log_weights_GK.exp().float()[..., None]).sum(1)
+def _average(logits_GKV: torch.Tensor, log_weights_GK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The log-probabilities (float32, G x V) of the averages of K predictions (REPLUG, Eq. 2), and what each logit is
+    above its log-probability (float64, G x K)."""
+    weights_GK, normalisers = log_weights_GK.exp().float(), list[torch.Tensor]()
+    average_GV = torch.zeros_like(logits_GKV[:, 0], dtype=torch.float32)
+    for place in range(logits_GKV.shape[1]):
+        probs_GV = logits_GKV[:, place].softmax(-1, dtype=torch.float32)
+        normalisers.append(logits_GKV[:, place].amax(-1).double() - probs_GV.amax(-1).double().log())
+        average_GV += probs_GV.mul_(weights_GK[:, place, None])
+    normaliser_GK = torch.stack(normalisers, dim=1)
     log_probs_GV = average_GV.log()
     draw_R, token_R = (average_GV < _RARE).nonzero(as_tuple=True)
     joint_RK = logits_GKV[draw_R, :, token_R].double() - normaliser_GK[draw_R] + log_weights_GK[draw_R]
     log_probs_GV[draw_R, token_R] = joint_RK.logsumexp(-1).float()
-    return log_probs_GV
+    return log_probs_GV, normaliser_GK
 
 
 def _sample(log_probs_GV: torch.Tensor, group: Sequence[Draw]) -> torch.Tensor:
