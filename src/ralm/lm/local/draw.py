@@ -20,7 +20,7 @@ _RARE: Final = 1e-30
 """Averages below this probability are taken in log space, where nothing underflows."""
 _AT_ONCE: Final = {"cpu": 1 << 17, "cuda": 1 << 24}
 """Probabilities that are averaged at once: as many as the cache of a processor holds."""
-_SORTED: Final = 256
+_SORTED: Final = 1024
 """Tokens that are sorted at first to find those that together have probability `top_p`."""
 
 
