@@ -89,7 +89,7 @@ def test_drawn_tokens_equal_those_of_numpy(
     logits = scale * generator.normal(size=(rows, vocabulary))
     if ties:  # columns that are equal in all readings, so that no rounding decides
         logits = logits[:, generator.integers(0, vocabulary, vocabulary)]
-    if vocabulary > 2 and low:
+    elif vocabulary > 2 and low:
         logits[:, generator.integers(vocabulary)] = -np.inf
         logits[generator.integers(rows), generator.integers(vocabulary)] -= 200
     logits_BV = torch.from_numpy(logits).float()
