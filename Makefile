@@ -127,6 +127,7 @@ bench-scoring: $(VENV)/installed-dev
 
 bench-generation: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.generation
+	$(BIN)/python -m benchmarks.drawing
 	$(BIN)/python -m benchmarks.recurrent
 
 bench-learning: $(VENV)/installed-dev

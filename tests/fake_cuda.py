@@ -51,6 +51,9 @@ class _Indexing(TorchFunctionMode):
         if function is torch.Tensor.__setitem__ and isinstance(given[0], FakeTensor):
             _set(*given)
             return None
+        if function is torch.Tensor.nonzero and isinstance(given[0], FakeTensor):  # which places has no value: all
+            places = given[0].new_empty((given[0].numel(),), dtype=torch.long)
+            return (places,) * given[0].ndim
         if function is torch.Tensor.pin_memory:
             return given[0]
         if function is torch.Tensor.contiguous and isinstance(given[0], FakeTensor):

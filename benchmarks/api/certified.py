@@ -20,7 +20,7 @@ from ralm.reading.mixture import mix
 from ralm.reading.parts import Parts
 from ralm.reading.sampling import GenerationOptions, draw_token
 from ralm.reading.tokens import PassageDocuments
-from ralm.records import NO_PASSAGE, NO_READINGS, FloatArray, IntArray, NextTokens, Readings, Request
+from ralm.records import NO_PASSAGE, NO_READINGS, Draw, FloatArray, IntArray, NextTokens, Readings, Request
 
 LISTED = (5, 20, 100)
 DOCUMENTS = (2, 5, 10)
@@ -43,7 +43,7 @@ class Step:
     def drawn(self, listed: int) -> tuple[bool, bool]:
         """Whether the greedy token is certified if each document lists so many tokens, and whether it is right."""
         given = likeliest(self.log_probs_KV, listed)
-        token = draw_token(given, self.readings, np.random.default_rng(0), GREEDY)
+        token = draw_token(given, Draw(range(len(self.readings)), self.readings.log_weights_K))
         return token.certified, token.token == self.best
 
 

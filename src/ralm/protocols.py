@@ -147,8 +147,10 @@ def traits_of(model: LanguageModel) -> ModelTraits:
 
 
 class Continuations(Protocol):
-    """Texts that a language model is continuing. Three more members are optional:
+    """Texts that a language model is continuing. Four more members are optional:
 
+    - `draw(texts, draws)` returns what each `Draw` draws (`Drawn`) from the predictions of the next tokens of the
+      texts. A model on a device draws there, so that no distribution is copied. It need not know `distribution`.
     - `score(sequences)` is `LanguageModel.score` that may reuse what the sequences share with the texts of the previous
       call. It is not called if the model's `merges_prefixes` is False.
     - `read_ahead(several)` gets the `TextsAhead` of each average that is requested next, so that one request can read

@@ -4,7 +4,7 @@ Letters for shapes, here and elsewhere: Q queries (rows of a plan), K hits per q
 tokens, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -28,6 +28,8 @@ NO_PASSAGE = -1
 """The passage number that means no passage: a query with fewer hits than k, or a stride read without retrieval."""
 NOT_LISTED = -1
 """The token id that means no token: padding of a text for which a model lists fewer next tokens than for others."""
+LOWEST: Final = -1e4
+"""A log-probability for impossible tokens of a prediction, whose logarithm would turn a sum into NaN."""
 _TAIL_ROUNDING: Final = 1e-6
 """The error that float32 log-probabilities can cause in a sum of probabilities."""
 
@@ -283,6 +285,42 @@ class NextTokens:
             None if self.tokens_BC is None else self.tokens_BC[texts],
             None if self.rest_B is None else self.rest_B[texts],
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """How the next token is drawn from the average of the predictions for K texts, of which `rows` are the numbers.
+
+    `log_weights_K` (float64) are the natural logarithms of the weights of the average (REPLUG, Eq. 2). `temperature`,
+    `top_k`, `top_p` and `top_logprobs` are as in `Sampling`; `number`, from 0 to below 1, decides a draw at random.
+    Instead of from the average, the token may be drawn from what `distribution` makes (float32, V) of the predictions
+    (float32, K x V). With `alpha` this is the contrast of the average and the last prediction, as `Contrast` makes it.
+    """
+
+    rows: Sequence[int]
+    log_weights_K: DoubleArray
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    top_logprobs: int = 0
+    number: float = 0.0
+    distribution: Callable[[FloatArray], FloatArray] | None = None
+    alpha: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """A token that was drawn, its natural log-probability in the mixture, and in each of the K predictions (float32).
+
+    `top_logprobs`, `bound_width` and `certified` are as in `GeneratedToken`.
+    """
+
+    token: int
+    log_prob: float
+    log_probs_K: FloatArray
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+    bound_width: float = 0.0
+    certified: bool = True
 
 
 def log_tail_mass(log_probs_BC: FloatArray) -> DoubleArray:

@@ -121,12 +121,14 @@ def test_an_error_leaves_no_half_changed_state(model: LocalLanguageModel, monkey
     texts = [np.arange(6), np.arange(3, 9)]
     decoder.next_tokens(texts)
     grown = [np.append(text, 7) for text in texts]
-    monkeypatch.setattr(StateDecoder, "_distributions", failing)
+    continue_state = model.logits.continue_state
+
+    def failing(*arguments: Any, **named: Any) -> None:
+        continue_state(*arguments, **named)
+        raise RuntimeError("a moment of weakness")
+
+    monkeypatch.setattr(model.logits, "continue_state", failing)
     with pytest.raises(RuntimeError, match="a moment of weakness"):
         decoder.next_tokens(grown)
     monkeypatch.undo()
     check(model, decoder, grown)
-
-
-def failing(*_: object) -> None:
-    raise RuntimeError("a moment of weakness")

@@ -11,12 +11,12 @@ from ralm.reading.bounds import bounds_of
 from ralm.reading.mixture import mix
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import Sampling, draw_token
-from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, PromptPrefix, Readings
+from ralm.records import NO_PASSAGE, NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
 
 
 def drawn_token(listed: NextTokens, log_weights_K: DoubleArray, chosen: Any = None, **how: Any) -> GeneratedToken:
-    readings = Readings([PromptPrefix(np.zeros(0, dtype=np.int64))] * len(log_weights_K), log_weights_K)
-    return draw_token(listed, readings, np.random.default_rng(0), Sampling(**how), chosen)
+    draw = Sampling(**how).draw(range(len(log_weights_K)), log_weights_K, np.random.default_rng(0))
+    return GeneratedToken.of(draw_token(listed, draw, chosen), draw, np.full(len(log_weights_K), NO_PASSAGE))
 
 
 @st.composite

@@ -114,7 +114,7 @@ class Drawn:
         self.generator = np.random.default_rng(settings.seed)
 
     def __call__(self, average: np.ndarray) -> int:
-        return sample(np.log(average), self.generator, self.settings)
+        return sample(np.log(average), self.settings.draw(range(1), np.zeros(1), self.generator))
 
 
 class SomeHits:

@@ -14,14 +14,18 @@ def distribution(*probabilities: float) -> FloatArray:
     return np.log(np.array(probabilities, dtype=np.float32))
 
 
+def drawn(log_probs_V: FloatArray, generator: np.random.Generator, sampling: Sampling) -> int:
+    return sample(log_probs_V, sampling.draw(range(1), np.zeros(1), generator))
+
+
 def shares(log_probs_V: FloatArray, **options: float) -> np.ndarray:
     generator, sampling = np.random.default_rng(0), replace(Sampling(temperature=1.0), **options)  # type: ignore[arg-type]
-    drawn = [sample(log_probs_V, generator, sampling) for _ in range(4000)]
-    return np.bincount(drawn, minlength=len(log_probs_V)) / 4000
+    tokens = [drawn(log_probs_V, generator, sampling) for _ in range(4000)]
+    return np.bincount(tokens, minlength=len(log_probs_V)) / 4000
 
 
 def test_greedy_takes_the_likeliest_and_the_first_of_equals() -> None:
-    assert sample(distribution(0.2, 0.4, 0.4), np.random.default_rng(0), Sampling()) == 1
+    assert drawn(distribution(0.2, 0.4, 0.4), np.random.default_rng(0), Sampling()) == 1
 
 
 @pytest.mark.parametrize(
@@ -55,17 +59,21 @@ def test_only_tokens_of_the_nucleus_are_drawn(
     """Among the top k, those that are likelier than it have together less than top p."""
     with np.errstate(divide="ignore"):
         log_probs = np.log(np.array(weights, dtype=np.float32) / sum(weights))
-    token = sample(log_probs, np.random.default_rng(seed), Sampling(temperature=temperature, top_k=top_k, top_p=top_p))
+    token = drawn(log_probs, np.random.default_rng(seed), Sampling(temperature=temperature, top_k=top_k, top_p=top_p))
     powers = sorted((weight ** (1 / temperature) for weight in weights), reverse=True)[:top_k]
-    drawn = weights[token] ** (1 / temperature)
-    assert drawn >= powers[-1] * (1 - 1e-5)
-    assert drawn > 0
-    assert sum(power for power in powers if power > drawn * (1 + 1e-5)) < top_p * sum(powers) * (1 + 1e-5)
+    power_of_token = weights[token] ** (1 / temperature)
+    assert power_of_token >= powers[-1] * (1 - 1e-5)
+    assert power_of_token > 0
+    assert sum(power for power in powers if power > power_of_token * (1 + 1e-5)) < top_p * sum(powers) * (1 + 1e-5)
+
+
+def test_the_first_of_equally_likely_tokens_are_the_top_k() -> None:
+    assert shares(distribution(0.2, 0.2, 0.2, 0.4), top_k=2)[1:3].tolist() == [0, 0]
 
 
 def test_a_seed_decides() -> None:
     log_probs_V = np.zeros(1000, dtype=np.float32)
     one, same, other = (
-        sample(log_probs_V, np.random.default_rng(seed), Sampling(temperature=1.0)) for seed in (1, 1, 2)
+        drawn(log_probs_V, np.random.default_rng(seed), Sampling(temperature=1.0)) for seed in (1, 1, 2)
     )
     assert one == same != other

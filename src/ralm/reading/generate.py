@@ -6,7 +6,7 @@ reads and draws.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -18,10 +18,10 @@ from ralm.reading.parts import IN_CONTEXT, Evidence, Parts
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import PromptRows, PromptState
-from ralm.reading.sampling import GenerationOptions, draw_token
+from ralm.reading.sampling import GenerationOptions, draw_tokens
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, without_first
-from ralm.records import IntArray, NextTokens, Request, TextsAhead
+from ralm.records import Draw, Drawn, FloatArray, IntArray, Request, TextsAhead
 from ralm.validation import check_length, check_strings
 
 
@@ -198,20 +198,28 @@ class Decoder:
         states = list(self._states.items())
         if not states:
             return []
-        texts = {number: self._texts(state) for number, state in states}
+        texts, draws = list[IntArray](), list[Draw]()
+        for _, state in states:
+            first = len(texts)
+            texts += self._texts(state)
+            draws.append(self._draw(state, range(first, len(texts))))
         if self._cache.read_ahead is not None and self._options.temperature == 0:
-            self._cache.read_ahead([self._ahead(state, texts[number]) for number, state in states])
-        given = self._cache.continuations.next_tokens([text for some in texts.values() for text in some])
-        written, row = [], 0
-        for number, state in states:
-            own = slice(row, row := row + len(state.readings))
-            token = self._draw(state, texts[number], given.of(own))
-            state.text = np.append(state.text, token.token)
+            averages = zip(states, draws, strict=True)
+            self._cache.read_ahead(
+                [self._ahead(state, [texts[row] for row in draw.rows]) for (_, state), draw in averages]
+            )
+        drawn = draw_tokens(self._cache.continuations, texts, draws, chosen=self._model.tier == "chosen")
+        written = []
+        for (number, state), draw, one in zip(states, draws, drawn, strict=True):
+            state.text = np.append(state.text, one.token)
             state.written += 1
-            if token.token not in self._model.end_tokens:
-                written.append((number, token))
-            if token.token in self._model.end_tokens or state.written == self._options.new_tokens:
+            if one.token in self._model.end_tokens or state.written == self._options.new_tokens:
                 self.end(number)
+            if one.token in self._model.end_tokens:
+                continue  # the end may have no id to ask for
+            written.append((number, GeneratedToken.of(one, draw, state.readings.passages_K)))
+            if state.evidence is not None:
+                state.evidence.add(self._log_probs(one, [texts[row] for row in draw.rows]))
         return written
 
     def _texts(self, state: PromptState) -> list[IntArray]:
@@ -227,23 +235,22 @@ class Decoder:
         room = self._max_length - max(map(len, texts))
         return TextsAhead(texts, state.readings.log_weights_K, min(left, room), state.written)
 
-    def _draw(self, state: PromptState, texts: Sequence[IntArray], given: NextTokens) -> GeneratedToken:
+    def _draw(self, state: PromptState, rows: range) -> Draw:
+        """Return how the next token of a text is drawn from the predictions after its prompt prefixes."""
         assert state.generator is not None, "set when the text was added"
-        chosen = partial(self._cache.continuations.next_tokens, texts) if self._model.tier == "chosen" else None
-        if state.evidence is None:
-            return draw_token(given, state.readings, state.generator, self._options, chosen)
-        parts = state.evidence.parts
-        if parts.contrasts:
-            mixed_V = parts.next_token(state.readings, given.log_probs_BC)
-            return draw_token(given, state.readings, state.generator, self._options, mixed_V=mixed_V)
-        weighed = state.evidence.weighed(state.readings)
-        token = draw_token(given, weighed, state.generator, self._options, chosen)
-        if token.token in self._model.end_tokens:
-            return token  # the end may have no id to ask for
-        if chosen is not None:
-            given = chosen(np.array([token.token], dtype=np.int64))
-        state.evidence.add(given.log_probs_BC[:, 0 if chosen is not None else token.token])
-        return token
+        evidence = state.evidence
+        readings = state.readings if evidence is None else evidence.weighed(state.readings)
+        draw = self._options.draw(rows, readings.log_weights_K, state.generator)
+        if evidence is None or not evidence.parts.contrasts:
+            return draw
+        return replace(draw, distribution=partial(evidence.parts.next_token, readings), alpha=evidence.parts.alpha)
+
+    def _log_probs(self, drawn: Drawn, texts: Sequence[IntArray]) -> FloatArray:
+        """Return the log-probability (float32, K) of a token that was drawn after each text."""
+        if self._model.tier != "chosen":
+            return drawn.log_probs_K
+        chosen = self._cache.continuations.next_tokens(texts, np.array([drawn.token], dtype=np.int64))
+        return chosen.log_probs_BC[:, 0]
 
 
 def pieces_of(writer: TokenWriter | Decoder, texts: Sequence[StoppedText]) -> Iterator[tuple[int, GeneratedText]]:

@@ -13,10 +13,7 @@ import numpy as np
 from ralm.grammar import Catalogue
 from ralm.options import Option, Part
 from ralm.reading.mixture import log_softmax, posterior_log_weights, similarity_log_weights
-from ralm.records import DoubleArray, FloatArray
-
-_LOWEST: Final = -1e4
-"""A log-probability for impossible tokens of a prediction, whose logarithm would turn a sum into NaN."""
+from ralm.records import LOWEST, DoubleArray, FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class Contrast(Part):
 
     def log_probs(self, average_V: DoubleArray, plain_V: DoubleArray) -> DoubleArray:
         """Return the contrasted log-probabilities (float64, V) of the next token of a vocabulary of V."""
-        return log_softmax((1 + self.alpha) * average_V - self.alpha * np.maximum(plain_V, _LOWEST))
+        return log_softmax((1 + self.alpha) * average_V - self.alpha * np.maximum(plain_V, LOWEST))
 
 
 MIXERS: Final = Catalogue(

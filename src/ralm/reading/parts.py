@@ -24,7 +24,7 @@ from ralm.protocols import (
 )
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
-from ralm.reading.mixers import SimilarityWeights
+from ralm.reading.mixers import Contrast, SimilarityWeights
 from ralm.reading.mixture import mix, similarity_log_weights
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, Passages, PromptPrefix, Readings
 from ralm.validation import check_count, config_of, fault_of_hits, scores_given_texts
@@ -149,6 +149,11 @@ class Parts:
         self._check_sum(log_probs_V, "probabilities", "DistributionMixer")
         return log_probs_V.astype(np.float32)
 
+    @property
+    def alpha(self) -> float | None:
+        """The alpha of `Contrast`; None for other mixers."""
+        return self.mixer.alpha if type(self.mixer) is Contrast else None
+
     def _weigh(self, readings: Readings, evidence_KE: FloatArray) -> DoubleArray:
         log_weights_K = np.asarray(cast("Mixer", self.mixer)(readings.scores_K, evidence_KE))
         if log_weights_K.shape != (len(readings),) or log_weights_K.dtype.kind != "f":
@@ -224,7 +229,9 @@ class Evidence:
     log_probs_KN: FloatArray
 
     def weighed(self, readings: Readings) -> Readings:
-        """The readings with their weights for the next token."""
+        """The readings with their weights for the next token, which a contrast leaves as they are."""
+        if self.parts.contrasts:
+            return readings
         next_KN = np.pad(self.log_probs_KN, ((0, 0), (0, 1)))
         return replace(readings, log_weights_K=self.parts.log_weights(readings, next_KN, 1)[:, 0])
 

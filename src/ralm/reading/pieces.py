@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
 from ralm.protocols import Tokenizer
-from ralm.records import NO_PASSAGE, FloatArray, IntArray
+from ralm.reading.mixture import shares
+from ralm.records import NO_PASSAGE, Draw, Drawn, FloatArray, IntArray
 
 _DECODED_BEFORE: Final = 8
 """How many tokens of the prompt are decoded with the first piece, so that it joins the prompt as in a whole text."""
@@ -35,6 +36,22 @@ class GeneratedToken:
     bound_width: float = 0.0
     certified: bool = True
     top_logprobs: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, drawn: Drawn, draw: Draw, passages_K: IntArray) -> Self:
+        """Return a token that was drawn, with the shares of the passages."""
+        posteriors_K = np.full(len(passages_K), np.nan if draw.distribution is not None else 1, dtype=np.float32)
+        if len(passages_K) > 1 and draw.distribution is None:
+            posteriors_K = shares(drawn.log_probs_K[:, None], draw.log_weights_K)[0].astype(np.float32)
+        return cls(
+            token=drawn.token,
+            log_prob=drawn.log_prob,
+            passages_K=passages_K,
+            posteriors_K=posteriors_K,
+            bound_width=drawn.bound_width,
+            certified=drawn.certified,
+            top_logprobs=drawn.top_logprobs,
+        )
 
     @property
     def is_bounded(self) -> bool:

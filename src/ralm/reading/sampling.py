@@ -4,24 +4,24 @@ A model may predict its whole vocabulary, or list its top tokens only. In the se
 drawn by bounds (`ralm.reading.bounds`). Letters of shapes: K prompt prefixes, V vocabulary, C tokens that are listed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final, Self
 
 import numpy as np
 
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options, seed_option
+from ralm.protocols import Continuations
 from ralm.reading.bounds import Bounds, bounds_of
 from ralm.reading.ensemble import MIN_TEMPERATURE
-from ralm.reading.mixture import mix, shares
-from ralm.reading.pieces import GeneratedToken
+from ralm.reading.mixture import mix
 from ralm.reading.plan import BosOption, PlanOptions, QueryTokens, Stride
-from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, Readings
+from ralm.records import NOT_LISTED, DoubleArray, Draw, Drawn, FloatArray, IntArray, NextTokens
 
 _DRAWN: Final = Needs("a `temperature` above 0", lambda options: options.temperature > 0)
 _PLAN: Final = PlanOptions()
-_ALONE: Final[FloatArray] = np.ones(1, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,18 @@ class Sampling:
                 f"`temperature` must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, not {self.temperature}."
             )
 
+    def draw(self, rows: Sequence[int], log_weights_K: DoubleArray, generator: np.random.Generator) -> Draw:
+        """Return how the next token is drawn from the average of some texts; the generator gives the random number."""
+        return Draw(
+            rows=rows,
+            log_weights_K=log_weights_K,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            top_logprobs=self.top_logprobs,
+            number=generator.random() if self.temperature > 0 else 0.0,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions(Sampling):
@@ -93,59 +105,63 @@ class GenerationOptions(Sampling):
         return cls(**{**{name: getattr(plan, name) for name in lengths}, **more})
 
 
-def draw_token(
-    given: NextTokens,
-    readings: Readings,
-    generator: np.random.Generator,
-    sampling: Sampling,
-    chosen: Callable[[IntArray], NextTokens] | None = None,
-    mixed_V: FloatArray | None = None,
-) -> GeneratedToken:
-    """Draw the next token from the mixture of the predictions of K readings (REPLUG, Eq. 2), or from `mixed_V`.
-    `chosen` returns the predictions of more tokens, NaN where there is none."""
-    passages_K, log_weights_K = readings.passages_K, readings.log_weights_K
+def draw_tokens(
+    continuations: Continuations, texts: Sequence[IntArray], draws: Sequence[Draw], *, chosen: bool = False
+) -> list[Drawn]:
+    """Return what is drawn from the predictions of the next tokens of texts.
+
+    A model of this process draws on its device, all at once; it does not know distributions of a mixer of your own. If
+    `chosen`, the model is asked for the log-probabilities of more tokens where those that it lists do not decide.
+    """
+    on_device = getattr(continuations, "draw", None)
+    if on_device is not None and all(draw.distribution is None or draw.alpha is not None for draw in draws):
+        drawn: list[Drawn] = on_device(texts, draws)
+        return drawn
+    given = continuations.next_tokens(texts)
+    return [
+        draw_token(
+            given.of(draw.rows),
+            draw,
+            partial(continuations.next_tokens, [texts[row] for row in draw.rows]) if chosen else None,
+        )
+        for draw in draws
+    ]
+
+
+def draw_token(given: NextTokens, draw: Draw, chosen: Callable[[IntArray], NextTokens] | None = None) -> Drawn:
+    """Draw the next token from the mixture of K predictions (REPLUG, Eq. 2). `chosen` returns the predictions of more
+    tokens, NaN where there is none."""
     if given.tokens_BC is None:
-        log_probs_V = mix(given.log_probs_BC, log_weights_K).astype(np.float32) if mixed_V is None else mixed_V
-        token = sample(log_probs_V, generator, sampling)
-        posteriors_K = np.full(len(passages_K), np.nan, dtype=np.float32)
-        if mixed_V is None:
-            posteriors_K = shares(given.log_probs_BC[:, [token]], log_weights_K)[0].astype(np.float32)
-        top = _top(log_probs_V, sampling.top_logprobs)
-        return GeneratedToken(token, float(log_probs_V[token]), passages_K, posteriors_K, top_logprobs=top)
-    if len(passages_K) == 1:
-        return _draw_from_listed(given.log_probs_BC[0], given.tokens_BC[0], passages_K, generator, sampling)
-    if sampling.temperature > 0:
+        if draw.distribution is None:
+            log_probs_V = mix(given.log_probs_BC, draw.log_weights_K).astype(np.float32)
+        else:
+            log_probs_V = draw.distribution(given.log_probs_BC)
+        token = sample(log_probs_V, draw)
+        top = _top(log_probs_V, draw.top_logprobs)
+        return Drawn(token, float(log_probs_V[token]), given.log_probs_BC[:, token], top)
+    if len(given.log_probs_BC) == 1:
+        return _draw_from_listed(given.log_probs_BC[0], given.tokens_BC[0], draw)
+    if draw.temperature > 0:
         raise UsageError(
             f"the model lists only its {given.tokens_BC.shape[1]} top next tokens, so that nothing can be drawn from "
-            f"the average over {len(passages_K)} passages: set `temperature` to 0, or read one passage."
+            f"the average over {len(given.tokens_BC)} passages: set `temperature` to 0, or read one passage."
         )
-    return _greedy(bounds_of(given, log_weights_K), passages_K, chosen, sampling.top_logprobs)
+    return _greedy(bounds_of(given, draw.log_weights_K), chosen, draw.top_logprobs)
 
 
-def _draw_from_listed(
-    log_probs_C: FloatArray,
-    tokens_C: IntArray,
-    passages_K: IntArray,
-    generator: np.random.Generator,
-    sampling: Sampling,
-) -> GeneratedToken:
+def _draw_from_listed(log_probs_C: FloatArray, tokens_C: IntArray, draw: Draw) -> Drawn:
     count = int((tokens_C != NOT_LISTED).sum())
-    if sampling.temperature > 0 and (sampling.top_k or count + 1) > count:
+    if draw.temperature > 0 and (draw.top_k or count + 1) > count:
         raise UsageError(
             f"the model lists only its {count} top next tokens: set `top_k` to {count} or less, or `temperature` to 0."
         )
     order = np.argsort(np.where(tokens_C == NOT_LISTED, np.iinfo(np.int64).max, tokens_C))[:count]
-    place = int(order[sample(log_probs_C[order], generator, sampling)])
-    top = _top(log_probs_C[order], sampling.top_logprobs, tokens_C[order])
-    return GeneratedToken(int(tokens_C[place]), float(log_probs_C[place]), passages_K, _ALONE, top_logprobs=top)
+    place = int(order[sample(log_probs_C[order], draw)])
+    top = _top(log_probs_C[order], draw.top_logprobs, tokens_C[order])
+    return Drawn(int(tokens_C[place]), float(log_probs_C[place]), log_probs_C[[place]], top)
 
 
-def _greedy(
-    bounds: Bounds,
-    passages_K: IntArray,
-    chosen: Callable[[IntArray], NextTokens] | None,
-    top_logprobs: int,
-) -> GeneratedToken:
+def _greedy(bounds: Bounds, chosen: Callable[[IntArray], NextTokens] | None, top_logprobs: int) -> Drawn:
     """Return the token with the highest lower bound, after a request for all that may be more likely."""
     if chosen is not None and not (bounds.certified and bounds.exact):
         contenders = bounds.contenders[bounds.contenders >= 0]  # the end of a text may have no id
@@ -153,31 +169,30 @@ def _greedy(
         known_C = ~np.isnan(log_probs_KC).any(axis=0)
         bounds = bounds.knowing(contenders[known_C], log_probs_KC[:, known_C])
     best = bounds.best
-    return GeneratedToken(
+    return Drawn(
         token=int(bounds.tokens_Y[best]),
         log_prob=float(bounds.lower_Y[best]),
-        passages_K=passages_K,
-        posteriors_K=shares(bounds.log_probs_KY[:, [best]], bounds.log_weights_K)[0].astype(np.float32),
+        log_probs_K=bounds.log_probs_KY[:, best].astype(np.float32),
         bound_width=0.0 if bounds.exact else float(bounds.upper_Y[best] - bounds.lower_Y[best]),
         certified=bounds.certified,
         top_logprobs=_top(bounds.lower_Y, top_logprobs, bounds.tokens_Y),
     )
 
 
-def sample(log_probs_V: FloatArray, generator: np.random.Generator, sampling: Sampling) -> int:
+def sample(log_probs_V: FloatArray, draw: Draw) -> int:
     """Draw a token id; at temperature 0 the most likely one, the first on a tie."""
-    if sampling.temperature == 0:
+    if draw.temperature == 0:
         return int(np.argmax(log_probs_V))
-    scaled_V = log_probs_V.astype(np.float64) / sampling.temperature
+    scaled_V = log_probs_V.astype(np.float64) / draw.temperature
     weights_V = np.exp(scaled_V - scaled_V.max())
     tokens = np.arange(len(weights_V))
-    if sampling.top_k is not None and sampling.top_k < len(weights_V):
-        tokens = np.sort(np.argpartition(weights_V, -sampling.top_k)[-sampling.top_k :])
-    if sampling.top_p < 1:
-        tokens = _nucleus(weights_V, tokens, sampling.top_p)
+    if draw.top_k is not None and draw.top_k < len(weights_V):
+        tokens = np.sort(_largest(weights_V, draw.top_k))
+    if draw.top_p < 1:
+        tokens = _nucleus(weights_V, tokens, draw.top_p)
     cumulated = np.cumsum(weights_V[tokens])
     # in the order of ids, so that a change in the last digits of the weights does not change the drawn token
-    place = np.searchsorted(cumulated, generator.random() * cumulated[-1], side="right")
+    place = np.searchsorted(cumulated, draw.number * cumulated[-1], side="right")
     return int(tokens[min(place, len(tokens) - 1)])
 
 
@@ -197,8 +212,13 @@ def _top(
     """Return the ids and log-probabilities of the top tokens, best first; the ids `tokens_C` are in ascending order."""
     if count == 0:
         return ()
-    lowest = np.partition(log_probs_C, -count)[-count] if count < len(log_probs_C) else -np.inf
-    places = np.flatnonzero(log_probs_C >= lowest)
-    best = places[np.argsort(-log_probs_C[places], kind="stable")][:count]
+    best = _largest(log_probs_C, count)
     ids = best if tokens_C is None else tokens_C[best]
     return tuple(zip(ids.tolist(), log_probs_C[best].tolist(), strict=True))
+
+
+def _largest(values_C: FloatArray | DoubleArray, count: int) -> IntArray:
+    """Return the places of the largest values, largest first, equal ones in their order."""
+    lowest = np.partition(values_C, -count)[-count] if count < len(values_C) else -np.inf
+    places = np.flatnonzero(values_C >= lowest)
+    return places[np.argsort(-values_C[places], kind="stable")][:count]

@@ -18,9 +18,20 @@ from ralm.reading.in_context import rows_with_targets, stride_request
 from ralm.reading.mixture import mix, shares
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.rows import StrideRows
-from ralm.reading.sampling import Sampling, draw_token
+from ralm.reading.sampling import draw_tokens
 from ralm.reading.tokens import PreparedText
-from ralm.records import DoubleArray, FloatArray, Hits, IntArray, Passages, Provenance, Readings, Request, ScoredTokens
+from ralm.records import (
+    DoubleArray,
+    Draw,
+    FloatArray,
+    Hits,
+    IntArray,
+    Passages,
+    Provenance,
+    Readings,
+    Request,
+    ScoredTokens,
+)
 
 
 def score_text(
@@ -189,16 +200,16 @@ def _best_tokens(group: Sequence[Ending], place: int, continuations: Continuatio
         for ending in group
     ]
     distinct = {text.tobytes(): text for texts in texts_K for text in texts}
-    predictions = continuations.next_tokens([*distinct.values()])
-    rows, best = {text: row for row, text in enumerate(distinct)}, []
-    for ending, texts in zip(group, texts_K, strict=True):
-        readings = replace(ending.readings, log_weights_K=ending.log_weights_KT[:, place])
-        listed = predictions.of([rows[text.tobytes()] for text in texts])
-        token = draw_token(listed, readings, np.random.default_rng(0), Sampling())
+    rows = {text: row for row, text in enumerate(distinct)}
+    draws = [
+        Draw([rows[text.tobytes()] for text in texts], ending.log_weights_KT[:, place])
+        for ending, texts in zip(group, texts_K, strict=True)
+    ]
+    drawn = draw_tokens(continuations, [*distinct.values()], draws)
+    for token, draw in zip(drawn, draws, strict=True):
         if not token.certified:
             raise UsageError(
                 "the model lists only its top next tokens, which does not decide the most likely one of the average "
-                f"over {len(texts)} passages: read one passage."
+                f"over {len(draw.rows)} passages: read one passage."
             )
-        best.append(token.token)
-    return best
+    return [token.token for token in drawn]

@@ -13,14 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 
 from ralm.errors import ModelError
 from ralm.protocols import WritingModel
-from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
+from ralm.reading.sampling import draw_token, draw_tokens
+from ralm.records import Draw, Drawn, FloatArray, IntArray, NextTokens, ScoringSequence
 from ralm.serving.errors import StoppedError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -39,26 +40,29 @@ _Read: TypeAlias = Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]]
 class Line:
     """The texts (int64) that one thread continues, and how many tokens of each are read.
 
-    `gone` ends its request. `held` are the texts in the cache of the model. Without an `answer` and `texts` the thread
-    waits for nothing.
+    `gone` ends its request. It waits for what its `draws` draw, or without them for the predictions. `held` are the
+    texts in the cache of the model. Without an `answer` and `texts` the thread waits for nothing.
     """
 
     gone: threading.Event = field(default_factory=threading.Event)
-    answer: "Future[NextTokens] | None" = None
+    answer: "Future[NextTokens | list[Drawn]] | None" = None
     texts: Sequence[IntArray] = ()
+    draws: Sequence[Draw] | None = None
     held: Sequence[IntArray] = ()
     read: list[int] = field(default_factory=list)
     steps_idle: int = 0
 
-    def wait_for(self, texts: Sequence[IntArray], known: Callable[[IntArray], int]) -> "Future[NextTokens]":
+    def wait_for(
+        self, texts: Sequence[IntArray], known: Callable[[IntArray], int], draws: Sequence[Draw] | None = None
+    ) -> "Future[NextTokens | list[Drawn]]":
         """Wait for the next tokens of these texts. The held texts that they begin with are read already, and so are the
         first `known` tokens of any other text."""
-        self.texts = texts
+        self.texts, self.draws = texts, draws
         self.read = [self._known(place, text, known) for place, text in enumerate(texts)]
         self.answer = Future()
         return self.answer
 
-    def succeed(self, given: NextTokens) -> None:
+    def succeed(self, given: NextTokens | list[Drawn]) -> None:
         """Give the thread its predictions; the texts stay in the cache."""
         assert self.answer is not None
         answer, self.answer, self.steps_idle = self.answer, None, 0
@@ -179,10 +183,17 @@ class Batcher:
 
     def next_tokens(self, line: Line, texts: Sequence[IntArray]) -> NextTokens:
         """The predictions for the texts of a line; raises the error of reading them, or that of `enter`."""
+        return cast("NextTokens", self._wait(line, texts, None))
+
+    def draw(self, line: Line, texts: Sequence[IntArray], draws: Sequence[Draw]) -> list[Drawn]:
+        """The tokens that are drawn from the predictions, with those of all lines; raises what `next_tokens` raises."""
+        return cast("list[Drawn]", self._wait(line, texts, draws))
+
+    def _wait(self, line: Line, texts: Sequence[IntArray], draws: Sequence[Draw] | None) -> NextTokens | list[Drawn]:
         known = self._known or (lambda _: 0)
         with self._changed:
             self._check_open()
-            answer = line.wait_for(texts, known)
+            answer = line.wait_for(texts, known, draws)
             self._changed.notify_all()
         return answer.result()
 
@@ -316,11 +327,30 @@ class Batcher:
         """Read the held texts of lines, and answer the complete ones."""
         texts = {text.tobytes(): text for line in lines for text in line.held}
         rows = {text: row for row, text in enumerate(texts)}
-        found = self._continuations.next_tokens([*texts.values()])
+        ready = [line for line in lines if line.answer is not None and line.complete]
+        answers = self._next_tokens(
+            [*texts.values()], ready, [[rows[one.tobytes()] for one in line.held] for line in ready]
+        )
         self.counts.texts += len(texts)
-        for line in lines:
-            if line.answer is not None and line.complete:
-                line.succeed(found.of([rows[text.tobytes()] for text in line.held]))
+        for line, answer in zip(ready, answers, strict=True):
+            line.succeed(answer)
+
+    def _next_tokens(
+        self, texts: Sequence[IntArray], lines: Sequence[Line], rows: Sequence[Sequence[int]]
+    ) -> list[NextTokens | list[Drawn]]:
+        """Read texts; the answer to each line, which waits for some of the rows."""
+        draws = [
+            [replace(draw, rows=[own[row] for row in draw.rows]) for draw in line.draws or ()]
+            for line, own in zip(lines, rows, strict=True)
+        ]
+        if all(line.draws is not None for line in lines):
+            drawn = iter(draw_tokens(self._continuations, texts, [draw for own in draws for draw in own]))
+            return [[next(drawn) for _ in own] for own in draws]
+        given = self._continuations.next_tokens(texts)
+        return [
+            given.of(own) if line.draws is None else [draw_token(given.of(draw.rows), draw) for draw in some]
+            for line, own, some in zip(lines, rows, draws, strict=True)
+        ]
 
     def _read_alone(self, lines: Sequence[Line]) -> None:
         """Read the waiting lines one by one and whole; failing ones get the error."""
@@ -330,7 +360,8 @@ class Batcher:
             if line.answer is None:
                 continue
             try:
-                line.succeed(self._continuations.next_tokens(list(line.texts)))
+                [answer] = self._next_tokens(line.texts, [line], [range(len(line.texts))])
+                line.succeed(answer)
             except Exception as error:  # noqa: BLE001  # raised in the thread that waits for it
                 line.fail(error)
 

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 from ralm.errors import ModelError
 from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel, traits_of
-from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
+from ralm.records import Draw, Drawn, FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
 from ralm.serving.batcher import Batcher
 from ralm.serving.errors import RequestError, StoppedError
 
@@ -153,15 +153,23 @@ class _BatchedContinuations:
 
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
         """As `Continuations.next_tokens`; raises ModelError for tokens that the model cannot read, and StoppedError."""
-        _scope.get().check()
-        for text in texts:
-            self._check(text)
+        self._check_all(texts)
         given = self._batcher.next_tokens(self._line, texts)
         if wanted is None:
             return given
         self._check(wanted)
         tiled = wanted[None].repeat(len(texts), axis=0)
         return NextTokens(given.log_probs_BC[:, wanted], tiled)
+
+    def draw(self, texts: Sequence[IntArray], draws: Sequence[Draw]) -> list[Drawn]:
+        """As `Continuations.draw`; raises what `next_tokens` raises."""
+        self._check_all(texts)
+        return self._batcher.draw(self._line, texts, draws)
+
+    def _check_all(self, texts: Sequence[IntArray]) -> None:
+        _scope.get().check()
+        for text in texts:
+            self._check(text)
 
     def _check(self, tokens: IntArray) -> None:
         """Raise ModelError if tokens cannot be read: in a batch they would fail those of others."""

@@ -21,10 +21,11 @@ import torch
 
 from ralm.errors import ModelError
 from ralm.lm.local.blocks import BLOCK, Blocks
+from ralm.lm.local.draw import draw_from_logits
 from ralm.lm.local.engine import TargetLogits, length_thresholds, pad_right, target_log_probs, to_device
 from ralm.lm.local.memory import free_bytes, free_cached_memory
 from ralm.lm.local.rows import CopiedColumns, KeptPrefix, KeyValueRows, copy_columns
-from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
+from ralm.records import Draw, Drawn, FloatArray, IntArray, NextTokens, ScoringSequence
 
 _TOKENS_PER_BATCH_ON_CPU: Final = 128
 """Tokens of short ends of texts that a CPU reads at once, padding included: reading the weights takes most of the time
@@ -46,12 +47,20 @@ class LocalDecoder(ABC):
         """As `Continuations.next_tokens`; ModelError if a text or token cannot be read, or the result is NaN."""
         _check_texts(self._logits.name, texts, self._max_length)
         with self._reported_out_of_memory(texts):
-            log_probs_BV = self._read(texts)
-        return _wanted_tokens(self._logits, log_probs_BV, wanted)
+            log_probs_BV = self._read(texts).log_softmax(-1, dtype=torch.float32)
+        self._logits.check_numbers(log_probs_BV)
+        return _wanted_tokens(self._logits, log_probs_BV.cpu().numpy(), wanted)
+
+    @torch.inference_mode()
+    def draw(self, texts: Sequence[IntArray], draws: Sequence[Draw]) -> list[Drawn]:
+        """As `Continuations.draw`; ModelError if a text cannot be read, or a prediction is NaN."""
+        _check_texts(self._logits.name, texts, self._max_length)
+        with self._reported_out_of_memory(texts):
+            return draw_from_logits(self._logits, self._read(texts), draws)
 
     @abstractmethod
-    def _read(self, texts: Sequence[IntArray]) -> FloatArray:
-        """The distributions (float32, B x V) after the texts."""
+    def _read(self, texts: Sequence[IntArray]) -> torch.Tensor:
+        """The logits (B x V) after the texts, on the device."""
 
     @contextmanager
     def _reported_out_of_memory(self, texts: Sequence[IntArray]) -> Iterator[None]:
@@ -74,13 +83,6 @@ class LocalDecoder(ABC):
         """Return how many tokens would fit, as a clause of a message; nothing if that is not known."""
         return ""
 
-    def _distributions(self, logits_BV: torch.Tensor) -> FloatArray:
-        """The log-softmax (float32) in main memory; ModelError if it is NaN."""
-        log_probs_BV = logits_BV.float().log_softmax(-1)
-        self._logits.check_numbers(log_probs_BV)
-        found_BV: FloatArray = log_probs_BV.cpu().numpy()
-        return found_BV
-
 
 class CachedDecoder(LocalDecoder):
     """Texts of at most `max_length` tokens, with a row of keys and values each. What a text begins with is taken from
@@ -98,13 +100,13 @@ class CachedDecoder(LocalDecoder):
         self._texts: list[IntArray] = []
         """The text that each row holds."""
 
-    def _read(self, texts: Sequence[IntArray]) -> FloatArray:
+    def _read(self, texts: Sequence[IntArray]) -> torch.Tensor:
         distinct = {text.tobytes(): text for text in texts}
         numbers_R = self._hold([text[:-1] for text in distinct.values()])
         grown = [[*distinct.values()][number] for number in numbers_R]
-        log_probs_RV = self._read_last(grown)
+        logits_RV = self._read_last(grown)
         rows = {text.tobytes(): row for row, text in enumerate(grown)}
-        return log_probs_RV[[rows[text.tobytes()] for text in texts]]
+        return _in_order(logits_RV, [rows[text.tobytes()] for text in texts])
 
     def known(self, text: IntArray) -> int:
         """Return how many tokens of a text the blocks have."""
@@ -209,8 +211,8 @@ class CachedDecoder(LocalDecoder):
         ]
         copy_columns(batch.tensors, self._rows.tensors, ends)
 
-    def _read_last(self, texts: list[IntArray]) -> FloatArray:
-        """Read the last token of every row's text; return the distributions (float32, R x V) after them."""
+    def _read_last(self, texts: list[IntArray]) -> torch.Tensor:
+        """Read the last token of every row's text; return the logits (R x V) after them."""
         last_R1 = torch.from_numpy(np.array([[text[-1]] for text in texts]))
         self._texts = []
         every = slice(0, len(texts))
@@ -222,7 +224,7 @@ class CachedDecoder(LocalDecoder):
         self._rows.grew()
         self._texts = texts
         self._blocks.keep(self._rows, {row: text for row, text in enumerate(texts) if len(text) % BLOCK == 0})
-        return self._distributions(logits_RV)
+        return logits_RV
 
     def _read_rests(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
         """Read each sequence after its row, from the last token before its first target on: all together, or one by one
@@ -270,6 +272,11 @@ class CachedDecoder(LocalDecoder):
         if self._logits.takes_positions:
             padding["position_ids"] = to_device(positions_RN, self._logits.device)
         return padding
+
+
+def _in_order(logits_RV: torch.Tensor, rows_B: Sequence[int]) -> torch.Tensor:
+    """The logits (B x V) of some rows, without a copy if these are all in their order."""
+    return logits_RV if [*rows_B] == [*range(len(logits_RV))] else logits_RV[rows_B]
 
 
 def _check_texts(name: str, texts: Sequence[IntArray], max_length: int) -> None:
@@ -321,10 +328,10 @@ def _assign_rows(held: Sequence[IntArray], texts: Sequence[IntArray]) -> tuple[l
 class UncachedDecoder(LocalDecoder):
     """Texts of at most `max_length` tokens, read in batches of `tokens_per_batch` tokens, padding included."""
 
-    def _read(self, texts: Sequence[IntArray]) -> FloatArray:
-        found: dict[int, FloatArray] = {}
+    def _read(self, texts: Sequence[IntArray]) -> torch.Tensor:
+        parts, order = list[torch.Tensor](), list[int]()
         for batch in batches(range(len(texts)), [*map(len, texts)], 1 if self._thresholds else self._tokens):
             last_B = torch.tensor([len(texts[row]) - 1 for row in batch])
-            logits_BV = self._logits(pad_right([texts[row] for row in batch]), torch.arange(len(batch)), last_B)
-            found |= zip(batch, self._distributions(logits_BV), strict=True)
-        return np.stack([found[row] for row in range(len(texts))])
+            parts.append(self._logits(pad_right([texts[row] for row in batch]), torch.arange(len(batch)), last_B))
+            order += batch
+        return _in_order(torch.cat(parts), np.argsort(order).tolist())

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-import numpy as np
 import torch
 
 from ralm.lm.local.decoder import LocalDecoder
 from ralm.lm.local.engine import TargetLogits, to_device
-from ralm.records import FloatArray, IntArray
+from ralm.records import IntArray
 
 
 class StateDecoder(LocalDecoder):
@@ -25,27 +24,27 @@ class StateDecoder(LocalDecoder):
         super().__init__(logits, max_length, tokens_per_batch)
         self._states: dict[bytes, dict[str, Any]] = {}
 
-    def _read(self, texts: Sequence[IntArray]) -> FloatArray:
+    def _read(self, texts: Sequence[IntArray]) -> torch.Tensor:
         distinct = {text.tobytes(): text for text in texts}
         before, self._states = self._states, {}  # until a text is read: a model may change a state before it fails
         beginnings = [text[:-1].tobytes() for text in distinct.values()]
-        log_probs = dict[bytes, FloatArray]()
+        logits = dict[bytes, torch.Tensor]()
         for number, (key, text) in enumerate(distinct.items()):
             state = {} if self._crosses_threshold(text) else before.get(beginnings[number], {})
             if beginnings[number] in beginnings[number + 1 :]:
                 state = deepcopy(state)  # another text continues it, too
-            log_probs[key], self._states[key] = self._continue(text, state)
-        return np.stack([log_probs[text.tobytes()] for text in texts])
+            logits[key], self._states[key] = self._continue(text, state)
+        return torch.stack([logits[text.tobytes()] for text in texts])
 
     def _crosses_threshold(self, text: IntArray) -> bool:
         return any(len(text) == threshold + 1 for threshold in self._thresholds)
 
-    def _continue(self, text: IntArray, state: dict[str, Any]) -> tuple[FloatArray, dict[str, Any]]:
-        """Read a text whole, or its last token after a state; return the distribution and the state after it."""
+    def _continue(self, text: IntArray, state: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Read a text whole, or its last token after a state; return the logits (V) and the state after it."""
         positions = {}
         unread = text[-1:] if state else text
         if state and self._logits.takes_positions:
             positions["position_ids"] = to_device(torch.tensor([[len(text) - 1]]), self._logits.device)
         input_1N, last_1 = torch.from_numpy(unread)[None], torch.tensor([len(unread) - 1])
         logits_1V, after = self._logits.continue_state(input_1N, torch.tensor([0]), last_1, state, **positions)
-        return self._distributions(logits_1V)[0], after
+        return logits_1V[0], after
