@@ -11,6 +11,7 @@ which `states.StateDecoder` cannot continue either.
 Shapes: B texts, R rows of distinct texts, N tokens, P targets, C columns of the cache, V vocabulary.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -99,6 +100,8 @@ class CachedDecoder(LocalDecoder):
         self._rows = KeyValueRows()
         self._texts: list[IntArray] = []
         """The text that each row holds."""
+        self._most = sys.maxsize
+        """The number of sequences that are scored at once."""
 
     def _read(self, texts: Sequence[IntArray]) -> torch.Tensor:
         distinct = {text.tobytes(): text for text in texts}
@@ -120,13 +123,25 @@ class CachedDecoder(LocalDecoder):
     @torch.inference_mode()
     def score(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
         """As the model's `score`, but what sequences begin with is not read again, and the tokens before their first
-        targets are kept for the next call."""
-        prompts = [sequence.tokens_N[: sequence.targets_P[0] - 1] for sequence in sequences]
+        targets are kept for the next call. Half as many are read at once from now on if they do not fit into memory."""
+        if len(sequences) > self._most:
+            return self.score(sequences[: self._most]) + self.score(sequences[self._most :])
         with self._reported_out_of_memory([sequence.tokens_N for sequence in sequences]):
-            room = max(len(sequence) - len(prompt) for sequence, prompt in zip(sequences, prompts, strict=True))
-            self._hold([*{prompt.tobytes(): prompt for prompt in prompts}.values()], room)
-            numbers_R = self._hold(prompts, room)  # copies the rows that several sequences continue
-            scores_R = self._read_rests([sequences[number] for number in numbers_R])
+            try:
+                return self._score_together(sequences)
+            except torch.OutOfMemoryError:
+                if len(sequences) == 1:
+                    raise
+        free_cached_memory(self._logits.device)  # outside the handler, which holds the tensors of the failed pass
+        self._rows, self._most = KeyValueRows(), len(sequences) // 2
+        return self.score(sequences)
+
+    def _score_together(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
+        prompts = [sequence.tokens_N[: sequence.targets_P[0] - 1] for sequence in sequences]
+        room = max(len(sequence) - len(prompt) for sequence, prompt in zip(sequences, prompts, strict=True))
+        self._hold([*{prompt.tobytes(): prompt for prompt in prompts}.values()], room)
+        numbers_R = self._hold(prompts, room)  # copies the rows that several sequences continue
+        scores_R = self._read_rests([sequences[number] for number in numbers_R])
         scores = dict(zip(numbers_R, scores_R, strict=True))
         return [scores[number] for number in range(len(sequences))]
 

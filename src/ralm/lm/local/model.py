@@ -25,7 +25,7 @@ from ralm.records import FloatArray, ScoringSequence
 _MOST_ON_CPU: Final = 1 << 30
 """Bytes of blocks in the main memory, which other programs use, too."""
 _SHARE: Final = 5
-"""The part of a prompt that sequences must share: a fifth."""
+"""Sequences that share a fifth of their tokens are read as texts that grow, a fifth of those that fit at once."""
 _LENGTH_SETTINGS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 
 
@@ -112,26 +112,20 @@ class LocalLanguageModel:
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each sequence, in order and as soon as known, the natural log-probability (float32) of each target.
-        Sequences that share most of what is before their targets, such as a passage before several queries, are read
-        as texts that grow."""
-        prompts = [sequence.tokens_N[: sequence.targets_P[0] - 1] for sequence in sequences]
-        shares = [
-            _SHARE * shared >= len(prompt) > 0 for prompt, shared in zip(prompts, shared_tokens(prompts), strict=True)
-        ]
-        if len(self.copies) > 1 or not any(shares) or self._decoder is not decoder.CachedDecoder:
+        Sequences that begin like others, such as with a passage before several queries, are read as texts that grow."""
+        shared = shared_tokens([sequence.tokens_N[: sequence.targets_P[0] - 1] for sequence in sequences])
+        grows = [_SHARE * tokens >= len(sequence) for tokens, sequence in zip(shared, sequences, strict=True)]
+        if len(self.copies) > 1 or not any(grows) or self._decoder is not decoder.CachedDecoder:
             yield from self._engine.score(sequences)
             return
         growing = decoder.CachedDecoder(self.logits, self.max_length, self.blocks)
-        for is_shared, group in groupby(zip(shares, sequences, strict=True), key=itemgetter(0)):
+        for grow, group in groupby(zip(grows, sequences, strict=True), key=itemgetter(0)):
             alike = [sequence for _, sequence in group]
-            if not is_shared:
+            if not grow:
                 yield from self._engine.score(alike)
                 continue
-            for together in groups_that_fit(
-                [[len(sequence)] for sequence in alike],
-                self.logits.tokens_per_batch if self.model.device.type == "cuda" else 4096,
-            ):
-                yield from growing.score(alike[together.start : together.stop])
+            for numbers in groups_that_fit([[len(sequence)] for sequence in alike], self.tokens_at_once // _SHARE):
+                yield from growing.score(alike[numbers.start : numbers.stop])
 
     def distributions(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each sequence, the natural log-probabilities (float32, P x V) of all tokens at its P targets."""
