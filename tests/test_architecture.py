@@ -1,4 +1,4 @@
-"""`mix` is the only average, and few files lie between a command and it."""
+"""`mix` and its twin in torch are the only averages, and few files lie between a command and `mix`."""
 
 import inspect
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 import ralm
+from ralm.lm.local import draw
 from ralm.reading import mixture, score
 from ralm.serving.service import Service
 from tests.cli.program import TEXT, done
@@ -35,9 +36,10 @@ USES: dict[str, Callable[[ralm.FromRetriever], Any]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_every_average_is_that_of_mix(use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_average_is_that_of_mix_or_its_twin(use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ralm.FromRetriever.of_index(save_index(tmp_path / "index"))
     monkeypatch.setattr(mixture.mix, "__code__", (lambda log_probs_KT, log_weights: 1 // 0).__code__)
+    monkeypatch.setattr(draw._average, "__code__", (lambda logits_GKV, log_weights_GK: 1 // 0).__code__)
     with pytest.raises(ZeroDivisionError):
         USES[use](source)
 
