@@ -19,6 +19,7 @@ from ralm.errors import InputError, UsageError
 from ralm.lm.local.blocks import BLOCK, BlockFile, Blocks, block_keys
 from ralm.lm.local.decoder import CachedDecoder
 from ralm.lm.local.model import LocalLanguageModel
+from ralm.lm.local.probe import choose_decoder
 from ralm.lm.registry import ModelOptions, load_local_model
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, IntArray, Passage, ScoringSequence
@@ -193,6 +194,10 @@ def test_a_file_serves_later_processes(model: LocalLanguageModel, reads: Reads, 
     for capacity in (LARGE, bytes_of_blocks(model, 1), bytes_of_blocks(model, 2)):
         for later in (False, True):
             blocks = Blocks(capacity, BlockFile(tmp_path / f"{capacity}.sqlite", lambda: model.config))
+            assert choose_decoder(model.logits, POSITIONS, blocks) is CachedDecoder
+            if later and capacity == LARGE:
+                with ThreadPoolExecutor(1) as pool:
+                    assert pool.submit(decoder(model, blocks).known, texts[0]).result() == 2 * BLOCK
             reads.taken()
             computed = [after(model, blocks, text) for text in texts]
             np.testing.assert_allclose(computed, expected, rtol=1e-4, atol=1e-5)

@@ -159,11 +159,11 @@ class Blocks:
         return [self._slots[key] for key in known]
 
     def _find(self, key: bytes) -> bool:
-        """Return whether a block is kept, after taking it from the file."""
-        if key not in self._slots and self._file is not None and (tensors := self._file.get(key)) is not None:
-            self._begin(tensors)
-            if not self._block_bytes <= self._capacity:
-                return False
+        """Return whether a block is kept, after taking it from the file; not before the first text was read, which
+        shows where the layers are."""
+        if key in self._slots or self._file is None or not self._tensors:
+            return key in self._slots
+        if (tensors := self._file.get(key)) is not None:
             for kept, tensor in zip(self._block(self._new_slot(key)), tensors, strict=True):
                 if kept is not None and tensor is not None:
                     kept.copy_(tensor)

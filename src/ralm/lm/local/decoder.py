@@ -111,6 +111,7 @@ class CachedDecoder(LocalDecoder):
         rows = {text.tobytes(): row for row, text in enumerate(grown)}
         return _in_order(logits_RV, [rows[text.tobytes()] for text in texts])
 
+    @torch.inference_mode()
     def known(self, text: IntArray) -> int:
         """Return how many tokens of a text the blocks have."""
         return self._blocks.known(text)
