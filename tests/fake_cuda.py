@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -117,18 +118,6 @@ def _indexed(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     return _ATEN.index(found, advanced) if any(one is not None for one in advanced) else found
 
 
-class Stream:
-    """A stream whose events are recorded, and an event that is waited for."""
-
-    waited = False
-
-    def record_event(self) -> "Stream":
-        return Stream()
-
-    def synchronize(self) -> None:
-        self.waited = True
-
-
 @contextmanager
 def fake_cuda(module: _Module) -> Iterator[_Module]:
     """A copy of a module on a GPU without values, for what happens inside."""
@@ -138,6 +127,6 @@ def fake_cuda(module: _Module) -> Iterator[_Module]:
         made = torch.from_numpy
         patch.setattr(torch, "from_numpy", lambda array: torch.empty(array.shape, dtype=made(array[:0]).dtype))
         patch.setattr(torch.cuda, "empty_cache", lambda: None)
+        patch.setattr(torch.cuda, "current_stream", Mock())
         patch.setattr(decoder, "_NO_TARGETS", torch.zeros(0, dtype=torch.long))  # made before, so it is a real one
-        patch.setattr(torch.cuda, "current_stream", lambda _: Stream())
         yield copied

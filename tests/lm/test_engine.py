@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from transformers import AutoModelForCausalLM, GraniteConfig
 
 from ralm.errors import ModelError
 from ralm.lm.local import engine
@@ -18,8 +17,8 @@ from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
 from ralm.records import Request, ScoringSequence
 from tests.every_family import tiny_family_model
-from tests.lm.test_families import check_scores, check_writing
-from tests.tiny_models import VOCABULARY, byte_tokenizer, longrope_model
+from tests.lm.test_families import check_scores, check_writing, language_model
+from tests.tiny_models import byte_tokenizer, longrope_model
 
 
 def plain(model: LocalLanguageModel, request: Request) -> np.ndarray:
@@ -100,19 +99,17 @@ def test_a_text_is_read_once_however_many_logits_it_needs(
     np.testing.assert_allclose(found, plain(model, request), rtol=1e-4, atol=1e-4)
 
 
-def test_logits_that_a_family_changes_after_its_head(tmp_path: Path) -> None:
-    """Granite divides its logits: what the engine picks before the head must be divided too."""
-    torch.manual_seed(0)
-    config = GraniteConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=64, logits_scaling=7.0, initializer_range=0.5,
-    )  # fmt: skip
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    byte_tokenizer(with_bos=False).save_pretrained(tmp_path)
-    model = load_transformers_model(str(tmp_path))
-    text = np.arange(20, dtype=np.int64)
-    request = Request(document=text[:5], context=text[:9], targets=text[9:])
-    np.testing.assert_allclose(Scorer(model).log_probs([request])[0], plain(model, request), rtol=1e-5)
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("granite", {"logits_scaling": 7.0}),
+        ("gemma2", {"final_logit_softcapping": 2.0}),
+        ("cohere", {"logit_scale": 3.0}),
+    ],
+)
+def test_logits_that_a_family_changes_after_its_head(family: str, settings: dict[str, float]) -> None:
+    """What the engine picks before the head must be changed too."""
+    check_scores(language_model(family, **settings))
 
 
 def test_a_family_whose_states_cannot_be_picked(
@@ -120,10 +117,9 @@ def test_a_family_whose_states_cannot_be_picked(
 ) -> None:
     """What follows its body computes all logits, whatever it is given."""
     monkeypatch.setattr(engine, "_with_states", lambda output, states: output)
-    model = LocalLanguageModel("whole", tiny_family_model("llama"), ModelTokenizer(byte_tokenizer(with_bos=False)))
+    model = language_model("llama")
     monkeypatch.undo()
-    [message] = caplog.messages
-    assert message.startswith("whole: the states that the output layer of the family llama reads cannot be picked.")
+    assert "llama: states of the family llama cannot be picked, so scoring computes" in caplog.text
     check_scores(model)
     check_writing(model)
 
@@ -131,20 +127,15 @@ def test_a_family_whose_states_cannot_be_picked(
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_padded_texts_need_no_mask_and_no_copies_of_keys(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a GPU takes flash attention. Tensors without values get a mask, so these are real."""
-    asked, attend = list[dict[str, Any]](), torch.nn.functional.scaled_dot_product_attention
-
-    def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        asked.append(options | {"heads": (query.shape[1], key.shape[1], value.shape[1])})
-        return attend(query, key, value, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    attention = Mock(wraps=torch.nn.functional.scaled_dot_product_attention)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
     texts = [np.arange(length, dtype=np.int64) for length in (8, 7, 6)]
     sequences = [ScoringSequence(text, np.arange(2, len(text))) for text in texts]
     Replica(TargetLogits(tiny_family_model(family), family)).start(sequences, engine.target_log_probs)
-    assert asked
-    for options in asked:
-        assert (options["attn_mask"], options["is_causal"], options["enable_gqa"]) == (None, True, True)
-        assert options["heads"] == (4, 2, 2)
+    attention.assert_called()
+    for call in attention.call_args_list:
+        assert [call.kwargs[name] for name in ("attn_mask", "is_causal", "enable_gqa")] == [None, True, True]
+        assert [tensor.shape[1] for tensor in call.args] == [4, 2, 2]
 
 
 def strides_of(text: np.ndarray, document: np.ndarray) -> list[Request]:

@@ -66,13 +66,13 @@ class _Targets:
         return tensor_BNX[to_device(self.row_P, device), to_device(self.position_P, device)]
 
 
-class _ReadTargets(threading.local):
-    """This thread's pass through a model for targets; None for other uses of the model."""
+class _Thread(threading.local):
+    """The targets that this thread reads a model for; None for other uses of the model."""
 
     targets: _Targets | None = None
 
 
-_READ: Final = _ReadTargets()
+_THREAD: Final = _Thread()
 
 
 class _Body:
@@ -83,7 +83,7 @@ class _Body:
         update_wrapper(self, module.forward)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        targets, read = _READ.targets, self.__wrapped__  # type: ignore[attr-defined]  # update_wrapper sets it
+        targets, read = _THREAD.targets, self.__wrapped__  # type: ignore[attr-defined]  # update_wrapper sets it
         if targets is None:
             return read(*inputs, **options)
         if targets.output is None:
@@ -94,16 +94,14 @@ class _Body:
 
 def _with_states(output: Any, states: torch.Tensor) -> Any:
     """A copy of what the body of a model returned, with other states."""
-    if isinstance(output, tuple):
-        return (states, *output[1:])
     output = copy(output)
     output[next(iter(output))] = states
     return output
 
 
 class TargetLogits:
-    """A model whose logits are computed at target positions alone; other uses of it are unaffected. A family in which
-    no body is found by a trial computes the logits of all positions, and a warning says so."""
+    """A model whose logits are computed at target positions alone; other uses of it are unaffected. If a trial finds no
+    body, all logits are computed, and a warning says so."""
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self.model = model
@@ -117,8 +115,7 @@ class TargetLogits:
     @property
     def device(self) -> torch.device:
         """The device that token ids are sent to."""
-        device: torch.device = self.model.device
-        return device
+        return torch.device(self.model.device)
 
     @property
     def vocabulary(self) -> int:
@@ -179,11 +176,11 @@ class TargetLogits:
 
     def _forward(self, input_BN: torch.Tensor, targets: _Targets, options: Mapping[str, Any]) -> tuple[Any, Any]:
         """The logits (C, V) of a part of the targets, and all that the model returns."""
-        _READ.targets = targets if self._picks else None
+        _THREAD.targets = targets if self._picks else None
         try:
             output = self.model(input_ids=to_device(input_BN, self.device), **options)
         finally:
-            _READ.targets = None
+            _THREAD.targets = None
         return (output.logits[0] if self._picks else targets.pick(output.logits)), output
 
     @torch.inference_mode()
@@ -197,19 +194,15 @@ class TargetLogits:
         for module in self.model.modules():
             if module is self.model or not isinstance(module, PreTrainedModel):
                 continue
-            before = vars(module).get("forward")
-            vars(module)["forward"] = _Body(module)
+            module.forward = _Body(module)
             try:
                 if agree(torch.cat([*self.parts(*text, at_once=3)]), expected_PV, self.model.dtype):
                     return True
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
                 pass  # what this module returns is not what the output layer reads
-            vars(module)["forward"] = before
-            if before is None:
-                del module.forward
+            module.forward = module.forward.__wrapped__
         logging.getLogger(__name__).warning(
-            "%s: the states that the output layer of the family %s reads cannot be picked. Scoring computes the logits "
-            "of all positions, which takes more memory.",
+            "%s: states of the family %s cannot be picked, so scoring computes the logits of all positions.",
             self.name,
             self.model.config.model_type,
         )
@@ -334,6 +327,9 @@ def _rows_per_chunk(logits_PV: torch.Tensor) -> int:
     return max(1, LOGITS_PER_CHUNK.get(logits_PV.device.type, LOGITS_PER_CHUNK["cpu"]) // logits_PV.shape[1])
 
 
+_Work: TypeAlias = tuple[Replica, Sequence[ScoringSequence], Future[_Started] | _Started]
+
+
 class Engine:
     """Scores sequences with one model or several copies of it."""
 
@@ -344,9 +340,8 @@ class Engine:
     def score(self, sequences: Sequence[ScoringSequence], read: ReadLogits = target_log_probs) -> Iterator[FloatArray]:
         """For each sequence, in order and as soon as known, the results (float32) of `read` at its targets; sequences
         are read together if the first is the longest. ModelError if one is too large, or the model returns NaN."""
-        batches = self._batches(sequences)
-        for results in self._alone(batches, read) if len(self._replicas) == 1 else self._in_turn(batches, read):
-            yield from results
+        for replica, batch, start in self._started(sequences, read):
+            yield from replica.fetch(batch, start.result() if isinstance(start, Future) else start)
 
     def _batches(self, sequences: Sequence[ScoringSequence]) -> Iterator[Sequence[ScoringSequence]]:
         """Sequences in order, in batches of as many as can be padded to the first and read together."""
@@ -361,28 +356,20 @@ class Engine:
         if batch:
             yield batch
 
-    def _alone(self, batches: Iterator[Sequence[ScoringSequence]], read: ReadLogits) -> Iterator[list[FloatArray]]:
-        """The results of each batch, read in this thread. A GPU starts a batch before the previous one is fetched."""
-        [replica] = self._replicas
-        started: deque[tuple[Sequence[ScoringSequence], _Started]] = deque()
-        for batch in batches:
-            started.append((batch, replica.start(batch, read)))
-            if replica.logits.device.type != "cuda" or len(started) > 1:
-                yield replica.fetch(*started.popleft())
-        yield from (replica.fetch(*batch) for batch in started)
-
-    def _in_turn(self, batches: Iterator[Sequence[ScoringSequence]], read: ReadLogits) -> Iterator[list[FloatArray]]:
-        """The results of each batch. The replicas take batches in turn, each in a thread where the next batch waits."""
-        started: deque[tuple[Replica, Sequence[ScoringSequence], Future[_Started]]] = deque()
+    def _started(self, sequences: Sequence[ScoringSequence], read: ReadLogits) -> Iterator[_Work]:
+        """The batches, to be fetched: after the next is started on a GPU. Several replicas take batches in turn, each
+        in a thread where the next batch waits."""
+        started: deque[_Work] = deque()
+        several = len(self._replicas) > 1
+        ahead = 2 * len(self._replicas) if several or self._replicas[0].logits.device.type == "cuda" else 1
         with ExitStack() as stack:
             threads = [(one, stack.enter_context(ThreadPoolExecutor(max_workers=1))) for one in self._replicas]
-            for batch, (replica, thread) in zip(batches, cycle(threads), strict=False):
-                started.append((replica, batch, thread.submit(replica.start, batch, read)))
-                if len(started) == 2 * len(threads):
-                    first, its_batch, parts = started.popleft()
-                    yield first.fetch(its_batch, parts.result())
-            for replica, batch, parts in started:
-                yield replica.fetch(batch, parts.result())
+            for batch, (replica, thread) in zip(self._batches(sequences), cycle(threads), strict=False):
+                start = thread.submit(replica.start, batch, read) if several else replica.start(batch, read)
+                started.append((replica, batch, start))
+                if len(started) == ahead:
+                    yield started.popleft()
+            yield from started
 
 
 def length_thresholds(config: Any) -> list[int]:

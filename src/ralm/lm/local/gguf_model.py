@@ -26,8 +26,7 @@ _NO_EFFECT: Final = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout
 """Settings of an architecture that change no figure: the embedding has the size, layouts other than ours have other
 tensors."""
 _END_TOKENS: Final = ("eos", "eot", "eom")
-_DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""The number formats of matrices that are not quantised."""
+_UNQUANTISED: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _FREQUENCIES: Final = "rope_freqs.weight"
 _FACTORS: Final = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
@@ -205,8 +204,8 @@ def load_gguf(name: str, dtype: Any = "auto", device: str = "cpu", **options: An
     names = _names(file, loader, config)
     if dtype == "auto":
         kinds = {tensor.kind.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
-        several = torch.bfloat16 if device == "cuda" and kinds - _DTYPES.keys() else torch.float32
-        dtype = _DTYPES[kinds.pop()] if len(kinds) == 1 and kinds <= _DTYPES.keys() else several
+        several = torch.bfloat16 if device == "cuda" and kinds - _UNQUANTISED.keys() else torch.float32
+        dtype = _UNQUANTISED.get("".join(kinds), several)
     state = {theirs: _weights(file, ours, config, dtype) for ours, theirs in sorted(names.items())}
     model: PreTrainedModel = loader.from_pretrained(None, config=config, state_dict=state, dtype=dtype, **options)
     model.config.name_or_path = name

@@ -52,7 +52,7 @@ def speed_up(model: PreTrainedModel, *, attention: bool = True) -> None:
     if not changes and faster is None:
         return
     expected = _trial_logits(model)
-    before = [place.get(name) for place, name, _ in changes]
+    before = [(place, {**place}) for place, _, _ in changes]
     for place, name, value in changes:
         place[name] = value
     if faster is not None:
@@ -64,10 +64,9 @@ def speed_up(model: PreTrainedModel, *, attention: bool = True) -> None:
             fault = _fault(model, expected)
     if fault is None:
         return
-    for (place, name, _), value in zip(changes, before, strict=True):
-        place[name] = value
-        if value is None:
-            del place[name]
+    for place, entries in before:
+        place.clear()
+        place.update(entries)
     what = f"a model on a CPU is slower, since the faster functions of ralm failed with {installed_version('torch')}"
     warn_of_mismatch("transformers", f"{what}: {short_message(fault)}", fault)
 
@@ -107,10 +106,9 @@ def _faster_attention(model: PreTrainedModel) -> str | None:
 def _fault(model: PreTrainedModel, expected: torch.Tensor) -> Exception | None:
     """The error of a changed model, one of other logits included."""
     try:
-        same = agree(_trial_logits(model), expected, model.dtype)
+        return None if agree(_trial_logits(model), expected, model.dtype) else ArithmeticError("its logits differ")
     except Exception as error:  # noqa: BLE001  # private functions, and modules of a new kind, may fail in any way
         return error
-    return None if same else ArithmeticError("its logits differ")
 
 
 @torch.inference_mode()

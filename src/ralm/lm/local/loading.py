@@ -152,8 +152,7 @@ def check_tokenizer(name: str, own_files: Iterable[str] = ()) -> None:
 
 
 def load_checkpoint(name: str, source: Mapping[str, Any], device: str, **options: Any) -> "PreTrainedModel":
-    """The causal language model in a folder, in a GGUF file or on the hub, for a type of device; a multimodal model is
-    loaded whole.
+    """The causal language model in a folder, a GGUF file or on the hub, for a type of device; a multimodal one whole.
     ModelError if it is an encoder-decoder, or if weights are missing or have another shape: they would be random."""
     if is_gguf(name):
         from ralm.lm.local.gguf_model import load_gguf
