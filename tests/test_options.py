@@ -14,11 +14,12 @@ from ralm.cli.process import with_flags
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.splitting import Splitting
 from ralm.errors import PartError, UsageError
+from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions
 from ralm.options import annotation, declared, without_none
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import PosteriorWeights
+from ralm.reading.mixers import Contrast, PosteriorWeights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.recipes.recipe import STAND_IN_SCALE
@@ -31,13 +32,16 @@ from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, Vec
 from ralm.retrieval.hybrid import FusionOptions
 from ralm.retrieval.random import RandomRetriever
 from ralm.retrieval.retriever import RetrieverOptions
+from ralm.training.options import QueryEncoderOptions, TrainingOptions
 from ralm.validation import retrieve_checked
 from tests.cli.program import ralm
 
 RECORDS: list[Any] = [
+    ApiOptions,
     BM25Options,
     BuildOptions,
     Concatenation,
+    Contrast,
     DenseSearchOptions,
     EncoderOptions,
     Ensemble,
@@ -45,8 +49,11 @@ RECORDS: list[Any] = [
     GenerationOptions,
     ModelOptions,
     PlanOptions,
+    PosteriorWeights,
     PredictiveOptions,
+    QueryEncoderOptions,
     RandomChoice,
+    TrainingOptions,
     ZeroShotOptions,
     Lexical,
     RetrieverOptions,

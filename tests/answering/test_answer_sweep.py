@@ -19,7 +19,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.parts import Parts
 from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.runs.run import verify_folder
-from tests.cli.program import failed, printed, ralm
+from tests.cli.program import failed, ralm
 
 PROMPT = open_prompt("in-context-ralm")
 TEXTS = ("The dog keeps the sheep together.", "The whales sing in the sea.", "Bread is sold in the town.")
@@ -94,22 +94,9 @@ def test_documents_by_the_command(tmp_path: Path) -> None:
     assert shown.status == 0, shown.err
     assert str(tmp_path / "out" / "sweep.png") in shown.out
     assert "asked with the prompt replug; answers have at most 3 tokens" in shown.out
-    closed, two = printed(*command, "--reader", "ensemble")["points"]
+    closed, _ = json.loads((tmp_path / "out" / "summary.json").read_text())["points"]
     assert closed["config"]["passages"] is None
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    for point, written in zip((closed, two), summary["points"], strict=True):
-        assert point["gold_log_prob"] == pytest.approx(written["gold_log_prob"])
-    _, joined = printed(*command)["points"]
-    assert joined["config"]["reader"]["reader"] == "concatenation", "one prompt, not two"
-    assert abs(joined["gold_log_prob"] - two["gold_log_prob"]) > 1e-3
-    alone = printed(*command[:-2], "--reader", "concatenation", "--documents", 2)
-    assert joined["gold_log_prob"] == pytest.approx(alone["gold_log_prob"], abs=1e-6)
-    _, last = printed(*command, "--reader", "concatenation:order=best-last")["points"]
-    assert last["config"]["reader"]["order"] == "best-last"
-    assert abs(last["gold_log_prob"] - joined["gold_log_prob"]) > 1e-3
-    failed(ralm(*command[:4], *command[-2:]), 2, "read passages: give --index or --retrieved")
     failed(ralm(*command[:-1], "documents=-1,1"), 2, "--documents must be at least 1, not -1")
-    failed(ralm(*command, "--out", tmp_path / "out"), 1, "already exists")
 
 
 def test_figures_side_by_side_are_of_the_same_questions(model: WritingModel) -> None:

@@ -29,9 +29,8 @@ from ralm.reading.parts import Parts
 from ralm.reading.sources import FromRetriever
 from ralm.reranking.lexical import ends_of, shared_words, spaced
 from tests.answering.given import PASSAGES, Given, order_for
-from tests.cli.program import done, failed, printed, ralm
+from tests.cli.program import done, failed, ralm
 from tests.fakes import CountingModel, WordTokenizer
-from tests.shared_data import shared
 
 QUESTIONS = [
     ChoiceQuestion("a", "Who keeps the sheep?", ("the dog", "a whale", "the whole town by night"), 0, "sociology"),
@@ -470,9 +469,7 @@ def test_mmlus_folders_by_the_command(files: Path) -> None:
         (["--prompt", "replug", "--join", "answers"], 2, "--join answers needs a prompt with {choices}"),
         (["--fields", "answers=c"], 1, "line 1 has no field 'c'"),
         (["--fields", "c"], 2, "--fields takes keys as key=value, not 'c'"),
-        (["--max-length", "30"], 2, "fit into the model beside the answer: shorten it"),
         (["--demonstrations", "dev"], 2, "--demonstrations has none of the subject 'astronomy'"),
-        (["--demonstrations", "nothing"], 1, "nothing is no multiple choice"),
     ],
 )
 def test_bad_input(files: Path, options: list[str], status: int, said: str) -> None:
@@ -483,14 +480,3 @@ def test_bad_input(files: Path, options: list[str], status: int, said: str) -> N
 def test_fields_of_a_table(files: Path) -> None:
     asking = ["qa", files / "test", "--lm", "ralm-tiny", "--fields", "question=q"]
     failed(ralm(*asking), 2, "--fields has no effect without records with named fields")
-
-
-@pytest.mark.slow
-def test_mmlu_by_the_command(tmp_path: Path) -> None:
-    """One question of every subject, with a demonstration: chance is 25%, and ralm-tiny knows no better."""
-    asking = ["qa", shared("data", "mmlu", "test"), "--lm", "ralm-tiny", "--limit", "1", "--shots", "1"]
-    found = printed(*asking, "--demonstrations", shared("data", "mmlu", "dev"))
-    assert found["questions"] == 57
-    assert len(found["subjects"]) == 57
-    assert {"humanities", "social sciences", "STEM", "other"} <= found.keys()
-    assert 0 < found["accuracy"] < 0.6

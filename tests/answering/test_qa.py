@@ -246,9 +246,6 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
         (["--shots", "3"], 2, "--shots has no effect without --demonstrations"),
         (["--join", "answers"], 2, "--join has no effect"),
         (["--retrieved", "bare.jsonl"], 1, "has no passages"),
-        (["--prompt", "none"], 1, "none is unknown"),
-        (["--fields", "question=q"], 1, "line 1 has no field 'q'"),
-        (["--new-tokens", "100000"], 2, "leaves no room for a prompt"),
     ],
 )
 def test_bad_input(files: Path, options: list[str], status: int, said: str) -> None:

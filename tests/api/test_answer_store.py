@@ -15,18 +15,6 @@ from ralm.lm.api.client import AnswerStore, answer_key, default_answers
 from ralm.lm.api.http import JsonObject, read_json, write_json
 
 KEY = answer_key("model", "/completions", {"prompt": [1, 2]})
-OTHER = answer_key("model", "/completions", {"prompt": [1, 3]})
-
-
-def test_what_was_put_is_there_for_every_process(tmp_path: Path) -> None:
-    answer: JsonObject = {"text": "h\u00e9 \ud800 \0", "numbers": [0.1, -1e-300, 3, math.inf], "none": None}
-    with closing(AnswerStore(tmp_path / "some" / "answers.sqlite")) as one, closing(AnswerStore(one.file)) as two:
-        assert one.get(KEY) is None
-        one.put(KEY, answer)
-        assert two.get(KEY) == answer
-        two.put(KEY, {"text": "new"})
-        assert one.get(KEY) == {"text": "new"}
-        assert one.get(OTHER) is None
 
 
 def test_all_that_decides_an_answer_is_in_its_key() -> None:

@@ -1,7 +1,6 @@
 """A model behind a server that tells log-probabilities gives the figures of the same model in this process."""
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,17 +29,13 @@ from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.records import Request
 from tests.api.backings import OfTable
 from tests.api.dialects import Dialect, OpenAI
-from tests.api.faults import Fault, HtmlPage, Status
-from tests.api.scripted_server import Request as Sent, ScriptedServer
 from tests.api.served import (
     EXACT,
     PASSAGES,
     SOURCE,
     VOCABULARY,
     behind,
-    check_sentence,
     check_tokens,
-    opened,
     served,
     tiny,
     tokens_of,
@@ -222,52 +217,3 @@ def test_a_dry_run_sends_nothing_and_counts_the_most() -> None:
         assert len(server.posts) == sent
         said = "1 requests would be sent and 0 reused, with 14 tokens in and 1 out at most"
         assert model.client.usage.describe_dry_run() == said
-
-
-# In the middle of a job
-
-OPTIONS = PlanOptions(stride=12, query_tokens=12, document_tokens=24, max_length=96)
-
-
-def evaluated(model: Any) -> Any:
-    reader = Ensemble(documents=3)
-    return evaluate_text(
-        TEXT, model, OPTIONS, source=SOURCE, parts=Parts(reader=reader), limit_tokens=90
-    ).reading.scored
-
-
-@cache
-def undisturbed() -> Any:
-    return evaluated(TABLE)
-
-
-def check_evaluation(model: ApiModel) -> None:
-    found = evaluated(model)
-    np.testing.assert_allclose(found.log_probs_T, undisturbed().log_probs_T, atol=1e-5)
-    np.testing.assert_array_equal(found.passages_T, undisturbed().passages_T)
-
-
-@pytest.mark.parametrize("kind", EXACT)
-@pytest.mark.parametrize("fault", [Status(500, retry_after=0), HtmlPage(200)])
-def test_what_was_answered_before_a_failure_is_not_asked_again(kind: str, fault: Fault) -> None:
-    good = 5
-
-    def failing(sent: Sent) -> Fault | None:
-        return fault if sent.number >= begun + good else None
-
-    begun = 10_000
-    options: dict[str, Any] = {"retries": 1, "requests_at_once": 1}
-    with ScriptedServer(TABLE, EXACT[kind], faults=failing) as server:
-        model = opened(server, **options)
-        begun = len(server.posts)
-        with pytest.raises(ServerError) as raised:
-            evaluated(model)
-        check_sentence(raised.value)
-        model.client.close()
-        answered = [sent.asked for sent in server.posts[begun : begun + good]]
-        begun = 10_000
-        again = opened(server, **options)
-        before = server.times_asked
-        check_evaluation(again)
-        again.client.close()
-        assert all(server.times_asked[asked] == before[asked] == 1 for asked in answered)

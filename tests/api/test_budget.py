@@ -4,17 +4,8 @@ from typing import Any
 
 import pytest
 
-from ralm.errors import UsageError
 from ralm.lm.api.client import ApiUsage, Budget, tokens_in_answer
-from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.http import ApiRequest
-
-
-@pytest.mark.parametrize("name", ["requests_at_once", "timeout", "max_requests", "retries"])
-def test_options_out_of_bounds(name: str) -> None:
-    arguments: dict[str, Any] = {name: -1}
-    with pytest.raises(UsageError, match=f"`{name}` must be"):
-        ApiOptions(**arguments)
 
 
 @pytest.mark.parametrize(

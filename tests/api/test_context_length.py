@@ -10,7 +10,6 @@ import pytest
 
 from ralm import evaluate_text
 from ralm.errors import UsageError
-from ralm.lm.api.endpoint import ApiOptions
 from ralm.protocols import UNLIMITED
 from ralm.reading.plan import PlanOptions
 from tests.api.backings import OfTable
@@ -64,12 +63,6 @@ def test_more_than_the_server_says() -> None:
             opened(server, context_length=300)
         assert not server.posts
         opened(server, context_length=256).client.close()
-
-
-@pytest.mark.parametrize("length", [2, 0, -1])
-def test_too_short_for_any_text(length: int) -> None:
-    with pytest.raises(UsageError, match="`context_length` must be"):
-        ApiOptions(context_length=length)
 
 
 def test_a_plan_beyond_it_is_refused_before_anything_is_asked() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -287,17 +286,6 @@ def test_inputs_that_are_not_what_they_should_be(work: Path, model: Path, tmp_pa
     skipped = done("index", broken, *out, "--skip-bad").out
     expected = "left out: broken lines, objects or pages: 1, such as .*, line 2 is not JSON: .* at column 16\n"
     assert re.search(expected, skipped)
-
-
-def test_a_damaged_index_is_refused_and_an_existing_one_kept(work: Path, tmp_path: Path) -> None:
-    shutil.copytree(work / "index", tmp_path / "index")
-    build = ["index", work / "corpus.jsonl", "--out", tmp_path / "index"]
-    failed(ralm(*build), 1, "already exists and is kept")
-    passages = tmp_path / "index" / "passages.arrow"
-    passages.write_bytes(passages.read_bytes()[:-8])
-    failed(ralm("search", tmp_path / "index", "sea"), 1, "is damaged: passages.arrow")
-    done(*build, "--force")
-    done("search", tmp_path / "index", "sea")
 
 
 def test_decontamination_is_counted_and_listed(work: Path, tmp_path: Path) -> None:

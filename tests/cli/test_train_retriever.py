@@ -68,10 +68,7 @@ def test_bad_input_is_one_sentence(work: Path, tmp_path: Path) -> None:
 
     refused(2, "a training reads one folder of signals, or training text", work / "text.txt")
     refused(1, "was built with another encoder", "--init", work / "other")
-    refused(2, "has no vectors 'fine'", "--vectors", "fine")
-    refused(2, "--gamma must be above 0", "--gamma", "0")
     refused(1, "is not a ralm index", "--index", work / "bert")
-    refused(2, "--patience has no effect", "--held-out", "0", "--patience", "3")
     refused(2, "--document-tokens has no effect without training text", "--document-tokens", "9")
     failed(
         ralm("train", "retriever", work / "taught", "--index", work / "taught", "--out", out), 1, "not a ralm signals"
@@ -150,7 +147,6 @@ def test_scores_are_means_of_tokens(on_text: Path, tiny_folders: dict[str, Path]
     [
         (["--init", "bert"], "--init has no effect without SIGNALS"),
         (["--document-tokens", 60], "do not fit together"),
-        (["--vectors", "fine"], "has no vectors 'fine'"),
     ],
 )
 def test_bad_input(

@@ -1,12 +1,9 @@
 """Folders and Hugging Face datasets: files of every kind are read, in order; skipped ones are named."""
 
-import gzip
 import os
 import sys
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 
@@ -29,55 +26,16 @@ def ids(*sources: Path | str, skipped: Skipped | None = None) -> list[str]:
     return [document.id for document in documents]
 
 
-def test_kinds_are_mixed_and_ids_are_unique(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    (folder / "b").mkdir(parents=True)
-    (folder / "b" / "x.txt").write_text("text")
-    (folder / "b" / "x.md.gz").write_bytes(gzip.compress(b"# Title\ntext"))
-    (folder / "b.txt").write_text("text")
-    (folder / "a.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\n{"id": "own", "text": "three"}\n')
-    (folder / "c.json").write_text('[{"text": "one"}]')
-    (folder / "d.csv").write_text("text\none\n")
-    (folder / "e.tsv").write_text("7\tseven\n")
-    pq.write_table(pa.table({"text": ["one", "two"]}), folder / "z.parquet")
-    Dataset.from_dict({"text": ["one", "two"]}).save_to_disk(folder / "y")
-    expected = [
-        "a.jsonl:1",
-        "a.jsonl:3",
-        "own",
-        "b/x.md.gz",
-        "b/x.txt",
-        "b.txt",
-        "c.json:1",
-        "d.csv:2",
-        "7",
-        "y:0",
-        "y:1",
-        "z.parquet:0",
-        "z.parquet:1",
-    ]
-    assert ids(folder) == expected
-    with_folder = [identifier if identifier in ("own", "7") else f"{folder}/{identifier}" for identifier in expected]
-    (tmp_path / "c.json").write_text('[{"text": "one"}]')
-    assert ids(folder, tmp_path / "c.json", f"hf:{folder}/y") == [
-        *with_folder,
-        f"{tmp_path}/c.json:1",
-        f"hf:{folder}/y:0",
-        f"hf:{folder}/y:1",
-    ]
-    titles = {document.id: document.title for document in read_documents(str(folder), skipped=Skipped())}
-    assert (titles["b/x.md.gz"], titles["b/x.txt"]) == ("Title", "x")
-
-
 @pytest.mark.parametrize("source", ["folder", "folder/", "./folder"])
 def test_ids_of_several_sources_begin_with_the_tidy_name_of_the_source(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "a.txt").write_text("text")
+    (tmp_path / "folder" / "a").mkdir(parents=True)
+    for name in ("a.txt", "a/b.txt"):
+        (tmp_path / "folder" / name).write_text("text")
     (tmp_path / "x.jsonl").write_text('{"text": "one"}\n')
-    assert ids(source, "./x.jsonl") == ["folder/a.txt", "x.jsonl:1"]
+    assert ids(source, "./x.jsonl") == ["folder/a/b.txt", "folder/a.txt", "x.jsonl:1"]
 
 
 def test_all_splits_of_a_saved_dataset_below_a_folder(tmp_path: Path) -> None:

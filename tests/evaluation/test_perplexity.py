@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.errors import InputError, RalmWarning, UsageError
+from ralm.errors import InputError, RalmWarning
 from ralm.evaluation.perplexity import Measures, evaluate_text
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import score_text
@@ -82,15 +82,6 @@ def retrieval_file() -> tuple[FromFile, CountingModel]:
     return FromFile(list(retrieved_strides(text, model.tokenizer, hits, passages)), config={}), model
 
 
-def test_a_retrieval_file_reads_like_the_retriever_that_made_it() -> None:
-    file, model = retrieval_file()
-    from_file = evaluate_text(TEXT, model, OPTIONS, source=file)
-    direct = evaluate_text(TEXT, model, OPTIONS, source=source())
-    np.testing.assert_array_equal(from_file.reading.scored.log_probs_T, direct.reading.scored.log_probs_T)
-    read_with = [from_file.passages[n].text if n >= 0 else "" for n in from_file.reading.scored.passages_T]
-    assert read_with == [PASSAGES[n].text if n >= 0 else "" for n in direct.reading.scored.passages_T]
-
-
 @pytest.mark.parametrize(
     ("text", "changed", "message"),
     [
@@ -105,12 +96,6 @@ def test_a_retrieval_file_for_other_settings_or_texts_is_refused(
     file, model = retrieval_file()
     with pytest.raises(InputError, match=message):
         evaluate_text(text, model, replace(OPTIONS, **changed), source=file)  # type: ignore[arg-type]
-
-
-def test_a_plan_beyond_the_model_is_refused() -> None:
-    model = CountingModel(WordTokenizer(), max_length=9)
-    with pytest.raises(UsageError, match="`max_length` 10 is beyond the 9 tokens that counting can read"):
-        evaluate_text(TEXT, model, OPTIONS)
 
 
 def test_limit_takes_the_beginning() -> None:

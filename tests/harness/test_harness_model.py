@@ -282,21 +282,6 @@ def test_texts_are_written_as_by_ralm_generate(index: Path, tasks: Path, parts: 
     assert all(found)
 
 
-def test_a_question_decides_the_passages_of_a_text_that_is_written(index: Path) -> None:
-    ours = of("ralm-tiny", index=index)
-    how = ("The whales sing.", {"max_gen_toks": 12})
-    [asked], [other] = (
-        requests("generate_until", how, document={name: "wool in the town"}) for name in ("question", "text")
-    )
-    model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
-    prompts = [Prompt("The whales sing.", "wool in the town"), Prompt("The whales sing.")]
-    written = ["", ""]
-    for number, piece in generate_many(prompts, model, GenerationOptions(new_tokens=12), source):
-        written[number] += piece.text
-    assert written[0] != written[1]
-    assert ours.generate_until([asked, other]) == written
-
-
 def test_a_text_without_a_question_is_continued_as_by_ralm_generate(index: Path, tmp_path: Path) -> None:
     """The retriever is asked again with the end of the growing text."""
     arguments = {"lm": "ralm-tiny", "index": index, "retriever": "random", "document_tokens": 20}
@@ -336,15 +321,6 @@ def test_choices_are_as_likely_as_ralm_qa_says(
     for sample, document, log_prob in zip(found["samples"]["local_choosing"], QUESTIONS, expected, strict=True):
         ((gold, _),) = sample["resps"][document["gold"]]
         assert gold == pytest.approx(log_prob, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_passages_change_the_answers(index: Path, tasks: Path) -> None:
-    kinds = ["choosing", "writing", "ending", "pages"]
-    plain = evaluated("ralm", tasks, kinds, model_args={"lm": "ralm-tiny"})
-    read = evaluated("ralm", tasks, kinds, model_args={"lm": "ralm-tiny", "index": str(index)})
-    for kind in kinds:
-        assert answers(plain, kind) != answers(read, kind), kind
 
 
 def test_what_was_read_is_recorded_with_the_results(tiny_folders: dict[str, Path], index: Path, tasks: Path) -> None:

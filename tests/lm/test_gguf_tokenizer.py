@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files: the ids of those they were made of, on odd texts; and files where commands name a model."""
+"""Tokenizers of GGUF files: the ids of those they were made of, on odd texts."""
 
 import json
 from importlib.util import find_spec
@@ -15,12 +15,10 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 pytest.importorskip("gguf")
 
 from ralm.errors import ModelError
-from ralm.lm.local.gguf_model import load_gguf
 from ralm.lm.local.gguf_tokenizer import load_gguf_tokenizer
 from ralm.lm.registry import load_local_model
 from ralm.records import Message
 from tests.chat_models import TEMPLATE
-from tests.cli.program import done, printed
 from tests.lm.gguf_files import SPECIAL, TEXT, bpe_tokens, tiny_model, trained_bpe, write_model
 from tests.tiny_tokenizers import llama_tokenizer
 
@@ -184,40 +182,10 @@ def test_what_is_not_supported_is_named(more: dict[str, Any], message: str, tmp_
         load_local_model(str(path))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GGUF file, a folder with the same model, a text and an index."""
-    folder = tmp_path_factory.mktemp("commands")
+def test_a_chat_has_the_template_of_the_file(tmp_path: Path) -> None:
     template = TEMPLATE.replace("<s>", "").replace("</s>", "")
-    long = {"context_length": 512}
-    write_model(folder / "tiny.gguf", tiny_model("llama"), bpe_tokens(chat_template=template), settings=long)
-    load_gguf(str(folder / "tiny.gguf")).save_pretrained(folder / "same")
-    load_gguf_tokenizer(str(folder / "tiny.gguf")).save_pretrained(folder / "same")
-    (folder / "text.txt").write_text(TEXT * 4)
-    rows = [{"id": str(number), "text": TEXT[number:]} for number in range(5)]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done("index", folder / "corpus.jsonl", "--out", folder / "index")
-    return folder
-
-
-@pytest.mark.parametrize("reader", ["in-context", "ensemble"])
-def test_eval_gives_the_figures_of_a_folder(folder: Path, reader: str) -> None:
-    own = ["--max-length", "64", "--document-tokens", "24", "--index", folder / "index", "--reader", reader]
-    names = ("tiny.gguf", "same")
-    found, same = (printed("eval", folder / "text.txt", "--lm", folder / name, *own) for name in names)
-    assert found["token_perplexity"] == same["token_perplexity"]
-    assert found["bits_per_byte"] == same["bits_per_byte"]
-
-
-@pytest.mark.parametrize("command", [["generate", "Ships"], ["ask", "Who?"]])
-def test_commands_that_write_give_the_text_of_a_folder(folder: Path, command: list[str]) -> None:
-    own = ["--index", folder / "index", "--new-tokens", "5"]
-    texts = [done(*command, "--lm", folder / name, *own).out for name in ("tiny.gguf", "same")]
-    assert texts[0] == texts[1]
-
-
-def test_a_chat_has_the_template_of_the_file(folder: Path) -> None:
-    tokenizer = load_local_model(str(folder / "tiny.gguf")).tokenizer
+    path = write_model(tmp_path / "tiny.gguf", tiny_model("llama"), bpe_tokens(chat_template=template))
+    tokenizer = load_local_model(str(path)).tokenizer
     encoded = tokenizer.encode_chat([Message("user", "Who?")])
     assert encoded is not None
     assert tokenizer.decode(encoded[0]) == "user: Who?\nmodel: "

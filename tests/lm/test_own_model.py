@@ -1,7 +1,7 @@
 """A language model and a tokenizer as somebody else would write them, in 20 lines: enough for an evaluation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ class Bigrams:
     name, max_length, tokenizer = "bigrams", 96, Bytes()
     config: dict[str, JsonValue] = {"name": "bigrams"}  # noqa: RUF012
 
-    def score(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
         rows = [[self.log_prob(one.tokens_N[:at], one.tokens_N[at]) for at in one.targets_P] for one in passes]
         return [np.array(row, dtype=np.float32) for row in rows]
 

@@ -131,11 +131,6 @@ def test_a_mixer_without_weights_and_distributions_is_rejected() -> None:
         Parts(reader=Ensemble(), mixer=Neither())  # type: ignore[arg-type]
 
 
-def test_alpha_out_of_range_is_rejected() -> None:
-    with pytest.raises(UsageError, match=r"`alpha` must be at least 0 and at most 100, not -0\.1"):
-        Contrast(alpha=-0.1)
-
-
 def test_given_texts_and_models_that_list_top_tokens_are_rejected() -> None:
     passages = passages_of("a b", "b a")
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={})

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import stride_request
@@ -128,15 +127,3 @@ def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
     assert impossible.log_probs_T[3] == -np.inf
     assert impossible.provenance.posteriors_TK[3].tolist() == pytest.approx([1 / 2, 1 / 2])
     assert not np.isnan(impossible.log_probs_T).any()
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"documents": 0}, "`documents` must be at least 1, not 0"),
-        ({"temperature": 0.0}, "`temperature` must be at least 1e-06 and at most 1e[+]06, not 0.0"),
-    ],
-)
-def test_options_that_make_no_sense(changed: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        Ensemble(**changed)  # type: ignore[arg-type]

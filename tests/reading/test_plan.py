@@ -103,7 +103,6 @@ ROLLING = {"semantics": "official", "windows": "rolling"}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stride": 0}, "`stride` must be at least 1, not 0"),
         ({"semantics": "mine"}, "`semantics` must be one of paper, official, not 'mine'"),
         ({"windows": "jumping"}, "`windows` must be one of sliding, blocked"),
         ({"bos": "twice"}, "`bos` must be one of auto, always, never, not 'twice'"),

@@ -19,7 +19,6 @@ from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, prepare_text
 from ralm.records import Hits
-from ralm.reranking import RERANKERS
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
@@ -175,22 +174,6 @@ def test_tokens_to_rank_by_that_do_not_fit() -> None:
             score_text(
                 prepared, model, some_hits(prepared, 3), PASSAGES, Parts(reranker=ZeroShot(tokens=6, model=ranker))
             )
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "best",
-            '`rerank="best"` is not known: write one of none, lexical, zero-shot, predictive, oracle, random',
-        ),
-        ("lexical:candidates=0", "candidates must be at least 1, not 0"),
-        ("zero-shot:tokens=0", "tokens must be at least 1, not 0"),
-    ],
-)
-def test_options_that_make_no_sense(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        RERANKERS.parse(text)
 
 
 @pytest.mark.parametrize("method", ["zero-shot", "oracle"])

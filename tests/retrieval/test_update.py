@@ -1,6 +1,5 @@
 """An index that is updated: always the same as one built at once of what is left."""
 
-import pickle
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from hypothesis.stateful import (
 
 from ralm.errors import (
     CorpusError,
-    DamagedFolderError,
     FolderError,
     FolderExistsError,
     UsageError,
@@ -238,35 +236,6 @@ def test_bad_updates_change_nothing(
     assert (tmp_path / "index" / "manifest.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
     assert check_index(tmp_path / "index") == []
-
-
-def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
-    index = built(tmp_path / "index", some(30))
-    opened = open_index(index)
-    expected = opened.bm25.retrieve(WORDS, 5)
-    fresh = open_index(index)
-    update_index(index, passages(some(3, 40).items()), remove=["d0", "d1"])
-    for reader in (opened, fresh):
-        np.testing.assert_array_equal(reader.bm25.retrieve(WORDS, 5).numbers_QK, expected.numbers_QK)
-        assert reader.passages[0].document_id == "d0"
-    with pytest.raises(DamagedFolderError, match="built again"):
-        pickle.loads(pickle.dumps(opened))
-    now = open_index(index)
-    again = pickle.loads(pickle.dumps(now))
-    np.testing.assert_array_equal(again.bm25.retrieve(WORDS, 5).numbers_QK, now.bm25.retrieve(WORDS, 5).numbers_QK)
-
-
-def test_two_updates_at_once(tmp_path: Path) -> None:
-    """The second is refused, and the first goes on."""
-    index = built(tmp_path / "index", some(9))
-
-    def more() -> Iterator[Passage]:
-        yield from passages(some(2, 20).items())
-        with pytest.raises(FolderExistsError, match="another process is writing"):
-            update_index(index, remove=["d1"])
-
-    update_index(index, more())
-    assert len(open_index(index).passages) == len(list(passages({**some(9), **some(2, 20)}.items())))
 
 
 def test_an_update_of_what_has_just_been_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,11 +50,6 @@ def test_figures_are_those_of_the_targets(runs: Path) -> None:
     assert 0 not in compared.changes["token_perplexity"], "the first run is compared with nothing"
 
 
-def test_a_run_equals_itself(runs: Path) -> None:
-    same = compare_runs([runs / "one", runs / "one"]).changes["token_perplexity"][1]
-    assert (same.value, same.ends) == (0, None)
-
-
 def test_stretches_without_documents(runs: Path) -> None:
     compared = compare_runs([runs / "whole", runs / "whole-two"])
     targets = pq.read_table(runs / "whole" / "tokens.parquet").num_rows

@@ -11,30 +11,21 @@ from pydantic import JsonValue
 import ralm
 from ralm.errors import FolderExistsError, UsageError
 from ralm.reading.parts import Parts
-from ralm.records import FloatArray, IntArray
+from ralm.records import FloatArray
 from ralm.runs.resume import unfinished_run
 from tests.fakes import SharedWordsRetriever, passages_of
+from tests.lm.test_own_model import Bigrams
 
 PASSAGES = passages_of("a b c a b c", "c d e c d e", "a d a d")
 TEXT = "a b c d e a b c d a d a b c " * 3
 PLAN = ralm.PlanOptions(stride=4, query_tokens=4, document_tokens=12, max_length=40)
 
 
-class Bytes:
-    def encode(self, text: str) -> IntArray:
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
-
-    def decode(self, tokens: IntArray) -> str:
-        return bytes(tokens.tolist()).decode()
-
-
-class Bigrams:
+class Stopped(Bigrams):
     """A model that only scores, and is stopped after some passes."""
 
-    name, max_length, tokenizer = "bigrams", 400, Bytes()
-
     def __init__(self, passes: int = 10**9, **config: Any) -> None:
-        self.config = {"name": "bigrams", **config}
+        self.config = {**Bigrams.config, **config}
         self.left = passes
         self.read = 0
 
@@ -43,11 +34,7 @@ class Bigrams:
             if self.read == self.left:
                 raise KeyboardInterrupt
             self.read += 1
-            yield np.array([self._log_prob(one.tokens_N, place) for place in one.targets_P], dtype=np.float32)
-
-    def _log_prob(self, tokens: IntArray, place: int) -> float:
-        before = np.flatnonzero(tokens[: place - 1] == tokens[place - 1])
-        return float(np.log((np.sum(tokens[before + 1] == tokens[place]) + 1) / (len(before) + 256)))
+            yield from super().score([one])
 
 
 class Longest:
@@ -63,15 +50,15 @@ def source() -> ralm.FromRetriever:
     return ralm.FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={"retriever": "words"})
 
 
-def start(out: Path, model: Bigrams, text: str = TEXT, **changed: Any) -> ralm.Evaluation:
+def start(out: Path, model: Stopped, text: str = TEXT, **changed: Any) -> ralm.Evaluation:
     options: dict[str, Any] = {"source": source(), "parts": Parts(reranker=Longest()), "baseline": True}
     return ralm.run_evaluation(out, text, model, PLAN, **options | changed)
 
 
 def test_a_run_that_was_stopped_is_resumed(tmp_path: Path) -> None:
-    whole = Bigrams()
+    whole = Stopped()
     expected = start(tmp_path / "whole", whole)
-    first, second = Bigrams(passes=10), Bigrams()
+    first, second = Stopped(passes=10), Stopped()
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "run", first)
     resumed = start(tmp_path / "run", second)
@@ -83,14 +70,14 @@ def test_a_run_that_was_stopped_is_resumed(tmp_path: Path) -> None:
 
 def test_a_run_is_resumed_whatever_stands_beyond_its_limit(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "run", Bigrams(passes=10), limit_tokens=64)
+        start(tmp_path / "run", Stopped(passes=10), limit_tokens=64)
     with pytest.raises(UsageError, match=r"text\.sha256"):
-        start(tmp_path / "run", Bigrams(), "z" + TEXT[1:], limit_tokens=64)
-    resumed = start(tmp_path / "run", Bigrams(), TEXT + "and more", limit_tokens=64)
+        start(tmp_path / "run", Stopped(), "z" + TEXT[1:], limit_tokens=64)
+    resumed = start(tmp_path / "run", Stopped(), TEXT + "and more", limit_tokens=64)
     assert resumed.prepared.text == TEXT[:64]
     assert not (tmp_path / "run.unfinished").exists()
     with pytest.raises(FolderExistsError):
-        start(tmp_path / "run", Bigrams())
+        start(tmp_path / "run", Stopped())
 
 
 @pytest.mark.parametrize(
@@ -102,20 +89,20 @@ def test_a_run_is_resumed_whatever_stands_beyond_its_limit(tmp_path: Path) -> No
 )
 def test_a_run_of_other_parts_is_not_resumed(changed: ralm.Parts, message: str, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "run", Bigrams(passes=5))
+        start(tmp_path / "run", Stopped(passes=5))
     with pytest.raises(UsageError, match=message):
-        start(tmp_path / "run", Bigrams(), parts=changed)
+        start(tmp_path / "run", Stopped(), parts=changed)
     with pytest.raises(UsageError, match=r"begun with other settings \(model"):
-        start(tmp_path / "run", Bigrams(smoothing=1))
+        start(tmp_path / "run", Stopped(smoothing=1))
 
 
 def test_parts_that_do_not_say_what_decides_their_results(tmp_path: Path) -> None:
     unsaid = Longest()
     unsaid.config = None
     with pytest.raises(UsageError, match="the reranker Longest does not say what decides its results; give it a `conf"):
-        start(tmp_path / "run", Bigrams(), parts=Parts(reranker=unsaid))
-    with pytest.raises(UsageError, match="the `config` of the language model Bigrams cannot be written as JSON"):
-        start(tmp_path / "run", Bigrams(weights=np.zeros(1)))
+        start(tmp_path / "run", Stopped(), parts=Parts(reranker=unsaid))
+    with pytest.raises(UsageError, match="the `config` of the language model Stopped cannot be written as JSON"):
+        start(tmp_path / "run", Stopped(weights=np.zeros(1)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -124,10 +111,10 @@ def test_a_sweep_of_own_parts_is_resumed(tmp_path: Path) -> None:
         name: ralm.ReadingSettings(plan=PLAN, source=source(), parts=Parts(reader=ralm.InContext(), reranker=reranker))
         for name, reranker in {"first": None, "longest": Longest()}.items()
     }
-    expected = ralm.sweep(TEXT, whole := Bigrams(), "reranker", points, out=tmp_path / "whole")
+    expected = ralm.sweep(TEXT, whole := Stopped(), "reranker", points, out=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        ralm.sweep(TEXT, Bigrams(passes=8), "reranker", points, out=tmp_path / "sweep")
-    swept = ralm.sweep(TEXT, second := Bigrams(), "reranker", points, out=tmp_path / "sweep")
+        ralm.sweep(TEXT, Stopped(passes=8), "reranker", points, out=tmp_path / "sweep")
+    swept = ralm.sweep(TEXT, second := Stopped(), "reranker", points, out=tmp_path / "sweep")
     assert 0 < second.read <= whole.read - 8
     assert swept.rows() == expected.rows()
     written = [tmp_path / "sweep" / f"reranker-{value}" for value in points]

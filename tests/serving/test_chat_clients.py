@@ -1,5 +1,4 @@
-"""Requests of clients as they were recorded: a server that passes requests on changes nothing but the last message of
-the user, and a local model answers them all."""
+"""Requests of clients as they were recorded: a local model answers them all."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.serving.service import Service
 from tests.chat_models import save_chat_model
-from tests.serving.chat_upstream import NAME, ChatUpstream, passing_on
+from tests.serving.chat_upstream import NAME
 from tests.serving.served import events_of, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -46,12 +45,6 @@ RECORDED: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def pair(index: Path) -> Iterator[tuple[ChatUpstream, str]]:
-    with passing_on(index) as both:
-        yield both
-
-
-@pytest.fixture(scope="module")
 def local_url(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of a chat model that runs in this process."""
     folder = save_chat_model(tmp_path_factory.mktemp("model") / "tiny-chat")
@@ -70,25 +63,6 @@ def answer_to(name: str, root: str, **changes: Any) -> tuple[list[Any], httpx.Re
     for piece in pieces:
         piece.pop("annotations", None)
     return [*pieces, events[-1].get("usage")], response
-
-
-def without_passages(sent: dict[str, Any], straight: dict[str, Any]) -> dict[str, Any]:
-    """The body that came through the server, without the passages in its last message of the user."""
-    place = max(number for number, one in enumerate(sent["messages"]) if one["role"] == "user")
-    own, messages = straight["messages"][place]["content"], [*sent["messages"]]
-    assert messages[place]["content"].endswith(f"\n\n{own}")
-    assert "\n\n[1] The Sea\nThe whales sing in the deep blue sea by night.\n\n[2] " in messages[place]["content"]
-    messages[place] = {**messages[place], "content": own}
-    return {**sent, "messages": messages}
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_recorded_requests_are_passed_on(name: str, pair: tuple[ChatUpstream, str]) -> None:
-    upstream, url = pair
-    straight, through = answer_to(name, upstream.server.root)[0], answer_to(name, url)[0]
-    assert through == straight
-    sent_straight, sent = (one.body for one in upstream.server.posts[-2:])
-    assert without_passages(sent, sent_straight) == sent_straight
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -44,6 +44,7 @@ def test_openai_chooses_how_it_is_read(of_openai: openai.OpenAI, service: Servic
     body: Any = {"model": MODEL, "prompt": PROMPTS[0], **WRITTEN}
     plain = of_openai.completions.create(**body, extra_body={"ralm": {"index": None}})
     assert plain.choices[0].text == expected(service, PROMPTS[0], plain=True)
+    assert not {"ralm", "search_results"} & plain.model_extra.keys()
     with pytest.raises(openai.BadRequestError, match="`index` 'none' is not served; the indexes are: few") as refused:
         of_openai.completions.create(**body, extra_body={"ralm": {"index": "none"}})
     assert refused.value.param == "ralm.index"

@@ -19,7 +19,6 @@ from ralm import (
     Oracle,
     PlanOptions,
     Prompt,
-    Request,
     ZeroShot,
     evaluate_text,
     generate,
@@ -245,20 +244,6 @@ def test_likeliest_tokens_of_a_prompt(client: httpx.Client, service: Service, re
     baseline = score_text(prepared, Scorer(tiny(), progress=False)).log_probs_T
     expected = np.array([token["log_prob"] for token in told[1:]]) - baseline
     assert [token["gain"] for token in told[1:]] == pytest.approx(expected.tolist(), abs=1e-4)
-
-
-def test_the_plain_model_scores_without_an_index(plain_url: str) -> None:
-    ids = tiny().tokenizer.encode(PROMPTS[5])
-    body = {"model": MODEL, "prompt": ids.tolist(), "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
-    answer = httpx.post(f"{plain_url}/v1/completions", json=body, timeout=60).json()
-    listed = answer["choices"][0]["logprobs"]
-    [expected] = Scorer(tiny(), progress=False).log_probs([Request(ids[:0], ids[:1], ids[1:])])
-    assert len(listed["token_logprobs"]) == len(ids) + 1
-    assert listed["token_logprobs"][0] is None
-    assert listed["top_logprobs"][0] is None
-    assert listed["token_logprobs"][1:-1] == pytest.approx(expected.tolist(), abs=1e-4)
-    assert "ralm" not in answer
-    assert "search_results" not in answer
 
 
 def test_a_prompt_of_one_token_has_nothing_before_it(client: httpx.Client) -> None:

@@ -133,12 +133,6 @@ def test_without_the_packages_of_models(index: Path) -> None:
             assert process.wait(60) == 0
 
 
-def test_the_command(index: Path) -> None:
-    with running("--index", f"few={index}") as served:
-        assert httpx.get(f"{served.url}/search", params={"q": "dog"}).json()["index"] == "few"
-        assert httpx.get(f"{served.url}/ready").json()["status"] == "ok"
-
-
 def test_no_request_waits_for_numba(index: Path) -> None:
     with running("--index", f"few={index}", anew=True) as served:
         assert "llvmlite" in Path(f"/proc/{served.process.pid}/maps").read_text()

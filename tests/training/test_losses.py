@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from sentence_transformers.cross_encoder.losses import ListNetLoss
-from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
 from torch import Tensor
 
 from ralm.reading.mixture import mix, similarity_log_weights
@@ -148,19 +147,3 @@ def test_the_gradient_of_eq_9_is_that_of_listnet_with_its_own_posterior_as_label
     loss = listnet([["0", "1", "2"], names], list(f.detach() + log_p))
     (theirs,) = torch.autograd.grad(loss, f)
     torch.testing.assert_close(own, theirs)
-
-
-def test_the_divergence_times_gamma_squared_is_the_distillation_loss_of_sentence_transformers() -> None:
-    gamma, beta = 0.7, 0.3
-    generator = torch.Generator().manual_seed(0)
-    queries = torch.randn(5, 8, generator=generator, requires_grad=True)
-    passages = torch.randn(4, 5, 8, generator=generator)
-    lm_scores = torch.randn(5, 4, generator=generator)
-    scores = torch.einsum("bd,kbd->bk", queries, passages)
-    own = divergence_loss(scores, lm_scores, torch.ones(5, 4, dtype=torch.bool), gamma=gamma, beta=beta).mean()
-    theirs = DistillKLDivLoss(torch.nn.Identity(), student_temperature=gamma, teacher_temperature=beta)
-    loss = theirs.compute_loss_from_embeddings([queries, *passages], lm_scores)
-    torch.testing.assert_close(own * gamma**2, loss)
-    (mine,) = torch.autograd.grad(own, queries, retain_graph=True)
-    (other,) = torch.autograd.grad(loss, queries)
-    torch.testing.assert_close(mine * gamma**2, other)

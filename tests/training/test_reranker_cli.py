@@ -134,8 +134,6 @@ EVAL = ["eval", "text.txt", *READ, *SHORT]
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
-        (EVAL, ["--rerank", "predictive"], "--rerank predictive needs cross_encoder=...: A folder that `ralm train"),
-        (EVAL, ["--rerank", "predictive:cross_encoder=bert"], "bert is an encoder without a head that scores pairs"),
         (EVAL, ["--rerank", "predictive:cross_encoder=./gone"], "there is no folder ./gone"),
         (
             EVAL,
@@ -147,8 +145,6 @@ EVAL = ["eval", "text.txt", *READ, *SHORT]
             ["--out", "reranker"],
             "reranker already exists and is kept; choose another output, or replace it with",
         ),
-        (TRAIN, ["--tokens", "33"], "33 tokens of the prefix leave too little room for a passage: bert"),
-        (TRAIN, ["--held-out", "0.95"], "--held-out must be at least 0 and at most 0.9, not 0.95"),
         (TRAIN, ["--held-out", "0", "--patience", "3"], "--patience has no effect without a --held-out"),
         (TRAIN, ["--init", "./gone"], "there is no folder ./gone"),
         (TRAIN, ["--index", "signals"], "signals is a ralm signals, not a ralm index"),
