@@ -157,12 +157,21 @@ def test_several_prompts_and_several_times(client: httpx.Client, service: Servic
     assert answer["usage"]["completion_tokens"] == 36
 
 
+def rounded(value: Any) -> Any:
+    """An answer whose numbers have as many digits as do not depend on what was read before."""
+    if isinstance(value, dict):
+        return {name: rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
+
+
 def test_token_ids_are_read_as_the_text_is(client: httpx.Client) -> None:
     body = {"model": MODEL, "max_tokens": 5, "temperature": 0, "echo": True, "logprobs": 2}
     for prompt in PROMPTS[:4]:
         ids = tiny().tokenizer.encode(prompt).tolist()
         text, numbers = answered(client, {**body, "prompt": prompt}), answered(client, {**body, "prompt": ids})
-        assert text["choices"] == numbers["choices"]
+        assert text["choices"] == rounded(numbers["choices"])
 
 
 @pytest.mark.parametrize("prompt", PROMPTS[:4])
@@ -181,7 +190,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client, prompt: st
         assert "".join(one["text"] for one in own) == choice["text"]
         assert [one["finish_reason"] for one in own if one["finish_reason"]] == [choice["finish_reason"]]
         for name, values in choice["logprobs"].items():
-            assert [value for one in own if one["logprobs"] for value in one["logprobs"][name]] == values
+            assert [value for one in own if one["logprobs"] for value in one["logprobs"][name]] == rounded(values)
         sourced = [
             token
             for one in pieces[:-1]
@@ -189,8 +198,8 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client, prompt: st
             if told["index"] == number
             for token in told.get("tokens", [])
         ]
-        assert sourced == whole["ralm"]["choices"][number]["tokens"]
-    assert pieces[-2]["ralm"]["choices"][0]["gain"] == whole["ralm"]["choices"][0]["gain"]
+        assert sourced == rounded(whole["ralm"]["choices"][number]["tokens"])
+    assert pieces[-2]["ralm"]["choices"][0]["gain"] == rounded(whole["ralm"]["choices"][0]["gain"])
     assert pieces[-2]["search_results"] == whole["search_results"]
 
 
