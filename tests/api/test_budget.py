@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from ralm.errors import UsageError
-from ralm.lm.api.client import ApiUsage, Budget, tokens_in_answer
+from ralm.lm.api.answers import tokens_in_answer
+from ralm.lm.api.client import ApiUsage, Budget
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.http import ApiRequest
 
