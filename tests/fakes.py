@@ -56,13 +56,10 @@ class UnigramContinuations:
     model: "CountingModel"
     before: list[list[int]] = field(default_factory=list)
 
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+    def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
         self.model.reads += [text for text in texts if text[:-1].tolist() not in self.before]
         self.before = [text.tolist() for text in texts]
-        log_probs_BV = np.stack([self.model.next_log_probs_V(text) for text in texts])
-        if wanted is None:
-            return NextTokens(log_probs_BV)
-        return NextTokens(log_probs_BV[:, wanted], np.tile(wanted, (len(texts), 1)))
+        return NextTokens(np.stack([self.model.next_log_probs_V(text) for text in texts]))
 
 
 @dataclass

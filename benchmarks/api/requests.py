@@ -15,7 +15,7 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.parts import Parts
 from ralm.reading.plan import Windows
 from ralm.reading.score import score_text
-from ralm.records import FloatArray, ScoringSequence
+from ralm.records import FloatArray, Request, ScoringSequence
 
 
 class Passes:
@@ -34,6 +34,16 @@ class Passes:
         return (np.full(len(one.targets_P), -1, dtype=np.float32) for one in passes)
 
 
+class CountingScorer(Scorer):
+    """Counts the requests that it gets."""
+
+    asked = 0
+
+    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
+        self.asked += len(requests)
+        return super().log_probs(requests)
+
+
 def planned(
     material: Material, windows: Windows, strides: int, documents: int
 ) -> tuple[dict[str, object], list[ScoringSequence]]:
@@ -41,7 +51,7 @@ def planned(
     prepared = material.prepared(strides, windows)
     hits, passages = material.source.find(prepared, material.model.tokenizer, documents)
     model = Passes(material.model.tokenizer, prepared.plan.options.max_length)
-    scorer = Scorer(model)
+    scorer = CountingScorer(model)
     score_text(prepared, scorer, hits, passages, Parts(reader=Ensemble(documents=documents)))
     counts: dict[str, object] = {
         "windows": windows,

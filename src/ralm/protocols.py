@@ -147,10 +147,12 @@ def traits_of(model: LanguageModel) -> ModelTraits:
 
 
 class Continuations(Protocol):
-    """Texts that a language model is continuing. Four more members are optional:
+    """Texts that a language model is continuing. More members are optional:
 
     - `draw(texts, draws)` returns what each `Draw` draws (`Drawn`) from the predictions of the next tokens of the
-      texts. A model on a device draws there, so that no distribution is copied. It need not know `distribution`.
+      texts. A model on a device draws there, so that no distribution is copied.
+    - `chosen(texts, tokens)` is `next_tokens` for exactly these token ids (int64, C), for a model of the tier
+      `chosen`.
     - `score(sequences)` is `LanguageModel.score` that may reuse what the sequences share with the texts of the previous
       call. It is not called if the model's `merges_prefixes` is False.
     - `read_ahead(several)` gets the `TextsAhead` of each average that is requested next, so that one request can read
@@ -159,9 +161,8 @@ class Continuations(Protocol):
       them. With it a text may come in pieces, so that a server reads it in chunks; without it, texts are read whole.
     """
 
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """The log-probabilities of the next token of B texts (int64), each of at least one token; `wanted` (int64, C)
-        lists the token ids to return, where the model's `tier` supports it."""
+    def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
+        """Return the log-probabilities of the next token of B texts (int64), each of at least one token."""
 
 
 class WritingModel(LanguageModel, Protocol):
@@ -175,9 +176,8 @@ class WritingModel(LanguageModel, Protocol):
     def tier(self) -> Tier:
         """Which next tokens `Continuations.next_tokens` returns.
 
-        `all`: the whole vocabulary without `wanted`, exactly the wanted ids with it. `chosen`: the k most likely tokens
-        without `wanted`, exactly the wanted ids with it. `top_k`: the k most likely tokens; `wanted` is not supported.
-        `text`: the greedy token alone, with NaN as its log-probability.
+        `all`: the whole vocabulary. `chosen`: the k most likely tokens, and `Continuations.chosen` any others. `top_k`:
+        the k most likely tokens alone. `text`: the greedy token alone, with NaN as its log-probability.
         """
 
     def continuations(self) -> Continuations:

@@ -39,8 +39,7 @@ class Letters:
     name, max_length, tokenizer, tier, end_tokens = "letters", 400, Bytes(), "all", frozenset[int]()
     config: dict[str, JsonValue] = {"name": "letters"}  # noqa: RUF012
 
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        assert wanted is None
+    def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
         return NextTokens(np.stack([self.log_probs(text) for text in texts]))
 
     def continuations(self) -> "Letters":

@@ -151,11 +151,8 @@ class OfTable:
     def continuations(self) -> "OfTable":
         return self
 
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        log_probs_BV = np.stack([self.log_probs(text.tolist())[-1] for text in texts])
-        if wanted is None:
-            return NextTokens(log_probs_BV)
-        return NextTokens(log_probs_BV[:, wanted], np.tile(wanted, (len(texts), 1)))
+    def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
+        return NextTokens(np.stack([self.log_probs(text.tolist())[-1] for text in texts]))
 
     def _computed_row(self, *context: int) -> FloatArray:
         logits_V = 2 * np.random.default_rng([self._seed, *context]).standard_normal(self.vocabulary)

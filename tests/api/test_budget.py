@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from ralm.lm.api.client import ApiUsage, Budget, tokens_in_answer
+from ralm.lm.api.answers import tokens_in_answer
+from ralm.lm.api.client import ApiUsage, Budget
 from ralm.lm.api.http import ApiRequest
 
 

@@ -73,7 +73,7 @@ def test_a_batch_is_started_before_the_previous_one_is_fetched(monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", [CachedDecoder, UncachedDecoder, StateDecoder])
 def test_writing(family_model: PreTrainedModel, kind: type[Any]) -> None:
-    """New texts, alone and in a padded batch, that grow, change, and are scored; and listed tokens."""
+    """New texts, alone and in a padded batch, that grow, change, and are scored."""
     some = texts(20, 15, 9)
     with fake_cuda(family_model) as model:
         extra = [Blocks(1 << 30)] if kind is CachedDecoder else []
@@ -82,7 +82,7 @@ def test_writing(family_model: PreTrainedModel, kind: type[Any]) -> None:
             assert decoder.next_tokens(some).log_probs_BC.shape[0] == 3
             some = [np.append(text, 4) for text in some]
         if kind is not StateDecoder:
-            decoder.next_tokens([np.append(some[0][:-3], [5, 6, 7]), some[1]], np.array([1, 2]))
+            decoder.next_tokens([np.append(some[0][:-3], [5, 6, 7]), some[1]])
         if kind is CachedDecoder:
             assert [len(one) for one in decoder.score(sequences(22, 17))] == [5, 5]
 

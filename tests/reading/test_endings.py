@@ -191,7 +191,7 @@ class Likeliest:
     def __init__(self) -> None:
         self.reads = 0
 
-    def next_tokens(self, texts: list[IntArray], wanted: IntArray | None = None) -> NextTokens:
+    def next_tokens(self, texts: list[IntArray]) -> NextTokens:
         self.reads += 1
         listed = [[5, 9] if text[0] == 2 else [4, 7] for text in texts]
         return NextTokens(np.array([[-2, -1]] * len(texts), dtype=np.float32), np.array(listed))

@@ -1,6 +1,7 @@
 """Reranking against the plain loop, for every family; ranking with another model; random and hopeless cases."""
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -182,6 +183,7 @@ def test_one_pass_ranks_a_candidate_and_reads_the_targets(method: str) -> None:
     prepared = prepare_text("a b c d e f " * 20, model.tokenizer, options(stride=2))
     hits, scorer = some_hits(prepared, 3), Scorer(model)
     reranker = ZeroShot(tokens=3, candidates=3) if method == "zero-shot" else Oracle(candidates=3)
-    score_text(prepared, scorer, hits, PASSAGES, Parts(reranker=reranker))
-    rows = rows_with_targets(prepared.plan)
-    assert scorer.asked == sum(max(1, len(hits.of(row))) for row in rows), "a request for each candidate, and no more"
+    with mock.patch.object(scorer, "log_probs", wraps=scorer.log_probs) as log_probs:
+        score_text(prepared, scorer, hits, PASSAGES, Parts(reranker=reranker))
+    rows, asked = rows_with_targets(prepared.plan), sum(len(call.args[0]) for call in log_probs.call_args_list)
+    assert asked == sum(max(1, len(hits.of(row))) for row in rows), "a request for each candidate, and no more"

@@ -186,11 +186,11 @@ class RecordedContinuations(UnigramContinuations):
     def known(self, text: IntArray) -> int:
         return 0
 
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+    def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
         assert isinstance(self.model, Recorded)
         self.model.steps.append([text.tolist() for text in texts])
         self.model.check(texts)
-        return super().next_tokens(texts, wanted)
+        return super().next_tokens(texts)
 
 
 def recorded(**settings: object) -> Recorded:
@@ -286,16 +286,11 @@ def test_what_no_model_reads_is_refused_before_the_batch(text: list[int], messag
     assert model.steps == []
 
 
-def test_wanted_tokens_are_those_that_are_given_and_equal_texts_are_read_once() -> None:
+def test_equal_texts_are_read_once() -> None:
     model = recorded()
     with batched(model) as shared:
         assert shared.continuations().next_tokens([text_of(3), text_of(3), text_of(2)]).log_probs_BC.shape == (3, 50)
         assert model.steps == [[[3], [2]]]
-        continuations, texts = shared.continuations(), [text_of(3, 3), text_of(4)]
-        every, some = continuations.next_tokens(texts), continuations.next_tokens(texts, text_of(4, 3))
-        assert some.tokens_BC is not None
-        assert some.tokens_BC.tolist() == [[4, 3], [4, 3]]
-        np.testing.assert_array_equal(some.log_probs_BC, every.log_probs_BC[:, [4, 3]])
 
 
 def test_who_has_gone_ends_and_the_others_go_on() -> None:
@@ -417,18 +412,21 @@ def test_half_a_chunk_goes_to_the_oldest_and_half_to_the_smallest(wanted: list[i
 )
 def test_lines_fit_into_the_cache_the_first_always(lines: list[list[int]], tokens: int) -> None:
     made = []
-    for lengths in lines:
-        line = Line()
-        line.wait_for([np.zeros(length, dtype=np.int64) for length in lengths], lambda _: 0)
-        made.append(line)
+    for number, lengths in enumerate(lines):
+        texts = [np.zeros(length, dtype=np.int64) for length in lengths]
+        made.append(Line(number, threading.Event(), texts))
     fit = lines_that_fit(made, tokens)
     assert fit[0] is made[0]
     assert fit == [line for line in made if line in fit]
-    rows, columns = sum(len(line.texts) for line in fit), max(line.columns for line in fit)
+    rows, columns = sum(len(line.texts) for line in fit), max(map(columns_of, fit))
     assert len(fit) == 1 or rows * columns <= tokens
     for line in made:
         if line not in fit:
-            assert (rows + len(line.texts)) * max(columns, line.columns) > tokens
+            assert (rows + len(line.texts)) * max(columns, columns_of(line)) > tokens
+
+
+def columns_of(line: Line) -> int:
+    return max(map(len, line.texts))
 
 
 @pytest.mark.parametrize("chunk", [128, 512, 4096])

@@ -161,9 +161,9 @@ def test_the_server_ends_beside_a_client_that_does_not_read(monkeypatch: pytest.
 class Stuck(OfTable):
     """A model that does not come back for some seconds."""
 
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+    def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
         time.sleep(5)
-        return super().next_tokens(texts, wanted)
+        return super().next_tokens(texts)
 
 
 def test_a_request_is_answered_in_time_whatever_its_thread_does() -> None:

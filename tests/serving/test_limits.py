@@ -35,10 +35,10 @@ class SlowTable(OfTable):
         self.seconds = seconds
         self.written = 0
 
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+    def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
         time.sleep(self.seconds)
         self.written += 1
-        return super().next_tokens(texts, wanted)
+        return super().next_tokens(texts)
 
 
 def limited(**limits: Any) -> Service:

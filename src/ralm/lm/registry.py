@@ -6,6 +6,7 @@ Importing this module does not import torch; loading a model does.
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import JsonValue
@@ -161,9 +162,7 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Writi
     missing, or the device does not exist; ServerError if a server does not answer.
     """
     if is_api(name):
-        with extra("api", "models behind an API need", API_PACKAGES):
-            from ralm.lm.api.probe import load_api_model
-        return load_api_model(name, (options or ModelOptions()).api)
+        return _servers().load_api_model(name, (options or ModelOptions()).api)
     if is_own(name) and not Path(name).exists():
         model: WritingModel = _OWN_MODELS.parse(name).make()
         return model
@@ -175,16 +174,12 @@ def open_served_model(name: str, options: ModelOptions | None = None, *, proxy: 
     `proxy`."""
     if not is_api(name):
         return load_language_model(name, options)
-    with extra("api", "models behind an API need", API_PACKAGES):
-        from ralm.lm.api.probe import open_server
-    return open_server(name, (options or ModelOptions()).api, proxy=proxy)
+    return _servers().open_server(name, (options or ModelOptions()).api, proxy=proxy)
 
 
 def probe_language_model(name: str, options: ApiOptions | None = None) -> "ApiModel":
     """A model behind an API, probed again from the start; see `ralm.lm.api.probe`."""
-    with extra("api", "models behind an API need", API_PACKAGES):
-        from ralm.lm.api.probe import probe_server
-    return probe_server(name, options)
+    return _servers().probe_server(name, options)
 
 
 def load_local_model(name: str, options: ModelOptions | None = None) -> "LocalLanguageModel":
@@ -207,6 +202,12 @@ def load_tokenizer(name: str, options: ModelOptions | None = None) -> "ModelToke
     with _lm_extra():
         from ralm.lm.local.tokenization import load_model_tokenizer
     return load_model_tokenizer(model_path(name), options.source, options.template_values)
+
+
+def _servers() -> ModuleType:
+    with extra("api", "models behind an API need", API_PACKAGES):
+        from ralm.lm.api import probe
+    return probe
 
 
 def _lm_extra() -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from ralm.errors import ModelError
-from ralm.protocols import Continuations, LanguageModel, Tokenizer, WritingModel, traits_of
+from ralm.protocols import Continuations, LanguageModel, WritingModel, traits_of
 from ralm.records import FloatArray, IntArray, Request, ScoringSequence, TextsAhead
 from ralm.storage.store import Store
 from ralm.terminal import progress_bar
@@ -36,9 +36,9 @@ class Scorer:
     It is a `LanguageModel` itself and works wherever one is expected; evaluations that are given the same scorer share
     its cache.
 
-    `asked` counts the requests so far, `scored` those that this process had not scored before. A `store` answers
-    requests that an earlier process scored, and keeps the new results for the next process. `progress` shows a bar.
-    `cache` scores instead of the model, and shares what it reads with the texts that it continues.
+    `scored` counts the requests that this process had not scored before. A `store` answers requests that an earlier
+    process scored, and keeps the new results for the next process. `progress` shows a bar. `cache` scores instead of
+    the model, and shares what it reads with the texts that it continues.
     """
 
     def __init__(
@@ -50,13 +50,16 @@ class Scorer:
         cache: "SharedCache | None" = None,
     ) -> None:
         self.model: LanguageModel = model.model if isinstance(model, Scorer) else model
-        self.asked = 0
+        self.name = self.model.name
+        self.max_length = self.model.max_length
+        self.tokenizer = self.model.tokenizer
         self.scored = 0
         self._store = store
         self._read_by = cache or self.model
         self._progress = progress
         self._known: dict[bytes, FloatArray] = {}
         self.traits = traits_of(self.model)
+        self.bounds = self.traits.bounds
 
     @classmethod
     def of(cls, model: LanguageModel) -> "Scorer":
@@ -66,33 +69,13 @@ class Scorer:
     def with_store(self, store: Store) -> "Scorer":
         """A scorer that shares the cache of this one, and keeps what it scores itself in a store."""
         scorer = copy(self)
-        scorer._store, scorer.asked, scorer.scored = store, 0, 0
+        scorer._store, scorer.scored = store, 0
         return scorer
-
-    @property
-    def name(self) -> str:
-        """The name of the model."""
-        return self.model.name
 
     @property
     def config(self) -> Mapping[str, Any]:
         """The `config` of the model."""
         return self.model.config
-
-    @property
-    def max_length(self) -> int:
-        """The maximum number of tokens that the model can read at once."""
-        return self.model.max_length
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model."""
-        return self.model.tokenizer
-
-    @property
-    def bounds(self) -> tuple[LanguageModel, LanguageModel] | None:
-        """The models that score lower and upper bounds, if the model cannot score."""
-        return self.traits.bounds
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
         """The results of the model, not cached."""
@@ -106,7 +89,6 @@ class Scorer:
         """
         if not requests:
             return []
-        self.asked += len(requests)
         scored: list[FloatArray] = []
         with progress_bar("Scoring", total=len(requests), shown=self._progress) as advance:
             for some in _at_once(requests, prefixes=self.traits.merges_prefixes):
@@ -191,8 +173,7 @@ def groups_that_fit(lengths: Sequence[Sequence[int]], tokens: int) -> Iterator[r
 
 
 def _at_once(requests: Iterable[Request], *, prefixes: bool) -> Iterator[list[Request]]:
-    """Requests in order, in parts that are merged; with `prefixes`, one that begins with the request before counts as
-    what it adds. So a long text without passages stays one sequence, however short its strides are."""
+    """Yield requests in parts that are merged; with `prefixes`, one counts as what it adds to the one before."""
     before_N = np.zeros(0, dtype=np.int64)
 
     def added(request: Request) -> int:

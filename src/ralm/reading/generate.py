@@ -8,6 +8,7 @@ reads and draws.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -249,8 +250,9 @@ class Decoder:
         """Return the log-probability (float32, K) of a token that was drawn after each text."""
         if self._model.tier != "chosen":
             return drawn.log_probs_K
-        chosen = self._cache.continuations.next_tokens(texts, np.array([drawn.token], dtype=np.int64))
-        return chosen.log_probs_BC[:, 0]
+        choosing: Any = self._cache.continuations
+        log_probs_K1: FloatArray = choosing.chosen(texts, np.array([drawn.token], dtype=np.int64)).log_probs_BC
+        return log_probs_K1[:, 0]
 
 
 def pieces_of(writer: TokenWriter | Decoder, texts: Sequence[StoppedText]) -> Iterator[tuple[int, GeneratedText]]:

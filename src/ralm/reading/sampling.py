@@ -108,21 +108,20 @@ class GenerationOptions(Sampling):
 def draw_tokens(
     continuations: Continuations, texts: Sequence[IntArray], draws: Sequence[Draw], *, chosen: bool = False
 ) -> list[Drawn]:
-    """Return what is drawn from the predictions of the next tokens of texts.
-
-    A model of this process draws on its device, all at once; it does not know distributions of a mixer of your own. If
-    `chosen`, the model is asked for the log-probabilities of more tokens where those that it lists do not decide.
-    """
+    """Return what is drawn from the predictions of the next tokens of texts. A model of this process draws on its
+    device, all at once. If `chosen`, the model is asked for the log-probabilities of more tokens where those that it
+    lists do not decide."""
     on_device = getattr(continuations, "draw", None)
-    if on_device is not None and all(draw.distribution is None or draw.alpha is not None for draw in draws):
+    if on_device is not None:
         drawn: list[Drawn] = on_device(texts, draws)
         return drawn
-    given = continuations.next_tokens(texts)
+    listing: Any = continuations
+    given = listing.next_tokens(texts)
     return [
         draw_token(
             given.of(draw.rows),
             draw,
-            partial(continuations.next_tokens, [texts[row] for row in draw.rows]) if chosen else None,
+            partial(listing.chosen, [texts[row] for row in draw.rows]) if chosen else None,
         )
         for draw in draws
     ]
@@ -137,7 +136,7 @@ def draw_token(given: NextTokens, draw: Draw, chosen: Callable[[IntArray], NextT
         else:
             log_probs_V = draw.distribution(given.log_probs_BC)
         token = sample(log_probs_V, draw)
-        top = _top(log_probs_V, draw.top_logprobs)
+        top = top_tokens(log_probs_V, draw.top_logprobs)
         return Drawn(token, float(log_probs_V[token]), given.log_probs_BC[:, token], top)
     if len(given.log_probs_BC) == 1:
         return _draw_from_listed(given.log_probs_BC[0], given.tokens_BC[0], draw)
@@ -157,7 +156,7 @@ def _draw_from_listed(log_probs_C: FloatArray, tokens_C: IntArray, draw: Draw) -
         )
     order = np.argsort(np.where(tokens_C == NOT_LISTED, np.iinfo(np.int64).max, tokens_C))[:count]
     place = int(order[sample(log_probs_C[order], draw)])
-    top = _top(log_probs_C[order], draw.top_logprobs, tokens_C[order])
+    top = top_tokens(log_probs_C[order], draw.top_logprobs, tokens_C[order])
     return Drawn(int(tokens_C[place]), float(log_probs_C[place]), log_probs_C[[place]], top)
 
 
@@ -175,7 +174,7 @@ def _greedy(bounds: Bounds, chosen: Callable[[IntArray], NextTokens] | None, top
         log_probs_K=bounds.log_probs_KY[:, best].astype(np.float32),
         bound_width=0.0 if bounds.exact else float(bounds.upper_Y[best] - bounds.lower_Y[best]),
         certified=bounds.certified,
-        top_logprobs=_top(bounds.lower_Y, top_logprobs, bounds.tokens_Y),
+        top_logprobs=top_tokens(bounds.lower_Y, top_logprobs, bounds.tokens_Y),
     )
 
 
@@ -206,7 +205,7 @@ def _nucleus(weights_V: DoubleArray, tokens: IntArray, top_p: float) -> IntArray
     return np.sort(ordered[: int(np.searchsorted(np.cumsum(weights_V[ordered]), enough)) + 1])
 
 
-def _top(
+def top_tokens(
     log_probs_C: FloatArray | DoubleArray, count: int, tokens_C: IntArray | None = None
 ) -> tuple[tuple[int, float], ...]:
     """Return the ids and log-probabilities of the top tokens, best first; the ids `tokens_C` are in ascending order."""

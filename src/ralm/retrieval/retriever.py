@@ -204,15 +204,13 @@ def _dense(index: "Index", options: DenseOptions) -> Retriever:
 class MemoizedRetriever:
     """Calls another retriever once for queries that are repeated; `k` is the largest that any caller will use.
 
-    `retrievals` counts its calls. Up to its `stable`, callers with different k share one retrieval; beyond that, only
-    callers with the same k do.
+    Up to its `stable`, callers with different k share one retrieval; beyond that, only callers with the same k do.
     """
 
     def __init__(self, retriever: Retriever, k: int) -> None:
         self._retriever = retriever
         self._k = min(k, stable_hits(retriever))
         self._found: dict[tuple[tuple[str, ...], int], Hits] = {}
-        self.retrievals = 0
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -223,6 +221,5 @@ class MemoizedRetriever:
         """The k best passages for each query."""
         arguments = (tuple(queries), max(k, self._k))
         if arguments not in self._found:
-            self.retrievals += 1
             self._found[arguments] = self._retriever.retrieve(*arguments)
         return self._found[arguments].first(k)

@@ -57,11 +57,8 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ended:
-    """The end of a text of `tokens` tokens: at a stop string or end-of-text token, or at the requested length.
-
-    `gain_T` (float64, in nats) is the gain of each generated token of a completion, if it is requested. `answer` holds
-    the contribution of each passage to the answer of a chat.
-    """
+    """The end of a text of `tokens` tokens; with the gain of each in nats (`gain_T`, float64) if requested, or the
+    contributions of passages to the `answer` of a chat."""
 
     choice: int
     reason: Literal["stop", "length"]
@@ -75,10 +72,8 @@ Event: TypeAlias = Began | Echoed | Wrote | Ended
 
 @dataclass
 class ResponseChoice:
-    """A choice so far, or what an event adds to one: text, and tokens with the text of each.
-
-    `listed` is the number of characters before the next token that is listed, `end` the last event.
-    """
+    """A choice so far, or what an event adds to one: text, and tokens with the text of each. `listed` is the number of
+    characters before the next token that is listed, `end` the last event."""
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)

@@ -23,10 +23,8 @@ _MODE: Final = 0o600
 
 @dataclass(slots=True)
 class AuditEntry:
-    """What is known of a request. `status` is set if it differs from the one that was sent.
-
-    `passages` are names of indexes, passages and ranks. `finish` adds the rest of an answer when the request has ended.
-    """
+    """What is known of a request. `status` is set if it differs from the one that was sent. `passages` are names of
+    indexes, passages and ranks. `finish` adds the rest of an answer when the request has ended."""
 
     model: str | None = None
     status: int | None = None
@@ -71,10 +69,8 @@ class AuditEntry:
 
 
 class AuditLog:
-    """A file to which lines are appended; safe for many threads. `texts`: also prompts, answers and passages.
-
-    Raises UsageError if the file cannot be written.
-    """
+    """A file to which lines are appended; safe for many threads. `texts`: also prompts, answers and passages. Raises
+    UsageError if the file cannot be written."""
 
     def __init__(self, path: Path, *, texts: bool = False) -> None:
         self._path = path

@@ -7,21 +7,24 @@ alone, so that only the failing ones raise. If the thread itself fails, all call
 """
 
 import logging
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias, cast
+from itertools import count
+from operator import attrgetter
+from typing import Final, TypeAlias
+from weakref import WeakSet
 
 import numpy as np
 
 from ralm.errors import ModelError
 from ralm.protocols import WritingModel
-from ralm.reading.sampling import draw_token, draw_tokens
-from ralm.records import Draw, Drawn, FloatArray, IntArray, NextTokens, ScoringSequence
+from ralm.reading.sampling import draw_tokens
+from ralm.records import Draw, Drawn, FloatArray, IntArray, ScoringSequence
 from ralm.serving.errors import StoppedError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -36,85 +39,66 @@ _Read: TypeAlias = Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]]
 """`score` or `distributions` of a model."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Line:
-    """The texts (int64) that one thread continues, and how many tokens of each are read.
+    """The texts (int64) that one thread continues, and how many tokens of each the cache of the model has read. The
+    thread waits for the `answer`, what its `draws` draw; without one it waits for nothing. `gone` ends its request."""
 
-    `gone` ends its request. It waits for what its `draws` draw, or without them for the predictions. `held` are the
-    texts in the cache of the model. Without an `answer` and `texts` the thread waits for nothing.
-    """
-
-    gone: threading.Event = field(default_factory=threading.Event)
-    answer: "Future[NextTokens | list[Drawn]] | None" = None
+    number: int
+    gone: threading.Event
     texts: Sequence[IntArray] = ()
-    draws: Sequence[Draw] | None = None
-    held: Sequence[IntArray] = ()
+    draws: Sequence[Draw] = ()
     read: list[int] = field(default_factory=list)
+    answer: "Future[list[Drawn]] | None" = None
     steps_idle: int = 0
 
     def wait_for(
-        self, texts: Sequence[IntArray], known: Callable[[IntArray], int], draws: Sequence[Draw] | None = None
-    ) -> "Future[NextTokens | list[Drawn]]":
-        """Wait for the next tokens of these texts. The held texts that they begin with are read already, and so are the
-        first `known` tokens of any other text."""
-        self.texts, self.draws = texts, draws
-        self.read = [self._known(place, text, known) for place, text in enumerate(texts)]
-        self.answer = Future()
+        self, texts: Sequence[IntArray], draws: Sequence[Draw], known: Callable[[IntArray], int]
+    ) -> "Future[list[Drawn]]":
+        """Wait for draws. Of each text are read what it shares with a text before, and else `known` tokens."""
+        read = [self._known(place, text, known) for place, text in enumerate(texts)]
+        self.texts, self.draws, self.read, self.answer = texts, draws, read, Future()
         return self.answer
 
-    def succeed(self, given: NextTokens | list[Drawn]) -> None:
-        """Give the thread its predictions; the texts stay in the cache."""
+    def succeed(self, drawn: list[Drawn]) -> None:
+        """Give the thread what is drawn; the texts stay in the cache."""
         assert self.answer is not None
         answer, self.answer, self.steps_idle = self.answer, None, 0
-        self.texts, self.read = (), []
-        answer.set_result(given)
+        answer.set_result(drawn)
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the thread."""
         assert self.answer is not None
         answer, self.answer = self.answer, None
-        self.texts = ()
         self.drop()
         answer.set_exception(error)
 
     def drop(self) -> None:
-        """Forget the held texts."""
-        self.held, self.read = (), [0] * len(self.texts)
+        """Forget that texts are in the cache."""
+        self.read = [0] * len(self.texts)
 
     @property
-    def left(self) -> int:
-        """The number of unread tokens."""
-        return sum(len(text) - read for text, read in zip(self.texts, self.read, strict=True))
+    def held(self) -> list[IntArray]:
+        """What is read of each text."""
+        return [text[:read] for text, read in zip(self.texts, self.read, strict=True) if read]
 
     @property
-    def grew(self) -> bool:
-        """Whether no text has more than one unread token."""
-        return all(len(text) - read <= 1 for text, read in zip(self.texts, self.read, strict=True))
-
-    @property
-    def columns(self) -> int:
-        """The length of the longest text."""
-        return max(map(len, self.texts or self.held), default=0)
+    def unread(self) -> list[int]:
+        """The number of unread tokens of each text."""
+        return [len(text) - read for text, read in zip(self.texts, self.read, strict=True)]
 
     def advance(self, tokens: int) -> None:
         """Read this many tokens more, those of the first texts first."""
-        for place, text in enumerate(self.texts):
-            new = min(tokens, len(text) - self.read[place])
-            self.read[place] += new
-            tokens -= new
-        self.held = [text[:read] for text, read in zip(self.texts, self.read, strict=True) if read]
-
-    @property
-    def complete(self) -> bool:
-        """Whether all texts are read to their ends."""
-        return all(read == len(text) for text, read in zip(self.texts, self.read, strict=True))
+        for place, unread in enumerate(self.unread):
+            self.read[place] += min(tokens, unread)
+            tokens -= min(tokens, unread)
 
     def _known(self, place: int, text: IntArray, known: Callable[[IntArray], int]) -> int:
-        """The tokens of a text that need not be read; its last token is always read again."""
-        begun = self.held[place : place + 1] if place < len(self.held) else ()
-        for held in (*begun, *self.held):
-            if np.array_equal(held, text[: len(held)]):
-                return min(len(held), len(text) - 1)
+        """Return how many tokens of a text need not be read; its last token is always read again."""
+        held = self.held
+        for beginning in (*held[place : place + 1], *held):
+            if np.array_equal(beginning, text[: len(beginning)]):
+                return min(len(beginning), len(text) - 1)
         return known(text[:-1])
 
 
@@ -126,11 +110,11 @@ class _Scoring:
     sequences: Sequence[ScoringSequence]
     gone: threading.Event
     answer: "Future[list[FloatArray]]" = field(default_factory=Future)
-    found: list[FloatArray] = field(default_factory=list)
+    results: list[FloatArray] = field(default_factory=list)
 
     @property
     def next(self) -> ScoringSequence:
-        return self.sequences[len(self.found)]
+        return self.sequences[len(self.results)]
 
 
 @dataclass(slots=True)
@@ -159,8 +143,8 @@ class Batcher:
         self._cache = cache
         self._continuations = model.continuations()
         self._known: Callable[[IntArray], int] | None = getattr(self._continuations, "known", None)
-        self._lines: list[Line] = []
-        self._left: deque[Line] = deque()
+        self._lines = WeakSet[Line]()  # a thread that ended leaves it
+        self._numbers = count()
         self._scoring: deque[_Scoring] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -170,35 +154,23 @@ class Batcher:
         self._thread.start()
 
     def enter(self, gone: threading.Event) -> Line:
-        """A new line, whose calls end with StoppedError once `gone` is set; ModelError if the batcher has failed."""
-        line = Line(gone)
+        """Return a new line, whose calls end with StoppedError once `gone` is set; ModelError if the batcher failed."""
         with self._changed:
             self._check_open()
-            self._lines.append(line)
+            line = Line(next(self._numbers), gone)
+            self._lines.add(line)
         return line
 
-    def leave(self, line: Line) -> None:
-        """Drop a line."""
-        self._left.append(line)  # without the lock: the garbage collector may call this while this thread holds it
-
-    def next_tokens(self, line: Line, texts: Sequence[IntArray]) -> NextTokens:
-        """The predictions for the texts of a line; raises the error of reading them, or that of `enter`."""
-        return cast("NextTokens", self._wait(line, texts, None))
-
     def draw(self, line: Line, texts: Sequence[IntArray], draws: Sequence[Draw]) -> list[Drawn]:
-        """The tokens that are drawn from the predictions, with those of all lines; raises what `next_tokens` raises."""
-        return cast("list[Drawn]", self._wait(line, texts, draws))
-
-    def _wait(self, line: Line, texts: Sequence[IntArray], draws: Sequence[Draw] | None) -> NextTokens | list[Drawn]:
-        known = self._known or (lambda _: 0)
+        """Return what is drawn after the texts of a line; raises the error of reading them, or that of `enter`."""
         with self._changed:
             self._check_open()
-            answer = line.wait_for(texts, known, draws)
+            answer = line.wait_for(texts, draws, self._known or (lambda _: 0))
             self._changed.notify_all()
         return answer.result()
 
     def read(self, read: _Read, sequences: Sequence[ScoringSequence], gone: threading.Event) -> list[FloatArray]:
-        """The results of a method of the model for some sequences; raises its error, and what `next_tokens` raises."""
+        """Return the results of a method of the model for some sequences; raises its error, and that of `enter`."""
         scoring = _Scoring(read, sequences, gone)
         with self._changed:
             self._check_open()
@@ -239,8 +211,7 @@ class Batcher:
         """Wait for work, and do some of it."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._waiting() or self._scoring)
-            if not self._closed:
-                self._changed.wait_for(self._all_are_back, timeout=_PATIENCE * self._step_seconds)
+            self._changed.wait_for(self._all_are_back, timeout=_PATIENCE * self._step_seconds)
             self._drop_gone()
             lines = self._next_lines()
             scored = self._next_sequences()
@@ -250,56 +221,45 @@ class Batcher:
             self._score(scored)
 
     def _waiting(self) -> list[Line]:
-        return [line for line in self._lines if line.answer is not None]
+        return [line for line in self._in_order() if line.answer is not None]
+
+    def _in_order(self) -> list[Line]:
+        """Return all lines, the oldest first."""
+        return sorted(self._lines, key=attrgetter("number"))
 
     def _all_are_back(self) -> bool:
-        """Whether every thread that was answered in the last step asks again, or left."""
-        self._drop_left()
+        """Return whether every thread that was answered in the last step asks again, or left."""
         return self._closed or all(line.answer is not None or line.steps_idle != 0 for line in self._lines)
-
-    def _drop_left(self) -> None:
-        with suppress(IndexError):
-            while True:
-                line = self._left.popleft()
-                if line in self._lines:
-                    self._lines.remove(line)
 
     def _drop_gone(self) -> None:
         """End the calls of requests that are gone; all calls once the batcher is closed or has failed."""
-        self._drop_left()
         is_over = self._end() is not None
         for line in self._waiting():
             if is_over or line.gone.is_set():
                 line.fail(self._end() or StoppedError())
-        for scoring in [one for one in self._scoring if is_over or one.gone.is_set()]:
+        for scoring in [scoring for scoring in self._scoring if is_over or scoring.gone.is_set()]:
             self._scoring.remove(scoring)
             scoring.answer.set_exception(self._end() or StoppedError())
 
     def _next_lines(self) -> list[Line]:
-        """The lines that are read or stay in the cache in the next step, advanced."""
+        """Return the lines that are read or stay in the cache in the next step, advanced: to the end those that grew
+        by a token, and the others by their share of the chunk."""
         waiting = self._waiting()
         if not waiting:
             return []
-        idle = [line for line in self._lines if line.answer is None and line.held]
+        idle = [line for line in self._in_order() if line.answer is None and any(line.read)]
         for line in idle:
             line.steps_idle += 1
         held = [line for line in idle if self._known is not None and line.steps_idle <= _STEPS_HELD]
         taken = lines_that_fit([*waiting, *held], self._cache)
-        for line in self._lines:
-            if line not in taken:
-                line.drop()
-        self._advance([line for line in taken if line.answer is not None])
+        for line in {*waiting, *idle} - {*taken}:
+            line.drop()
+        new = [line for line in taken if max(line.unread, default=0) > 1]
+        chunk = sys.maxsize if self._known is None else self._chunk
+        shares = dict(zip(new, chunk_shares([sum(line.unread) for line in new], chunk), strict=True))
+        for line in taken:
+            line.advance(shares.get(line, sys.maxsize))
         return taken
-
-    def _advance(self, lines: Sequence[Line]) -> None:
-        """Advance lines: to the end those that grew by a token, and the others by their share of the chunk."""
-        new = [line for line in lines if not line.grew]
-        chunk = self._chunk if self._known is not None else sum(line.left for line in new)
-        for line, share in zip(new, chunk_shares([line.left for line in new], chunk), strict=True):
-            line.advance(share)
-        for line in lines:
-            if line not in new:
-                line.advance(line.left)
 
     def _read_lines(self, lines: Sequence[Line]) -> None:
         begin = time.perf_counter()
@@ -327,30 +287,16 @@ class Batcher:
         """Read the held texts of lines, and answer the complete ones."""
         texts = {text.tobytes(): text for line in lines for text in line.held}
         rows = {text: row for row, text in enumerate(texts)}
-        ready = [line for line in lines if line.answer is not None and line.complete]
-        answers = self._next_tokens(
-            [*texts.values()], ready, [[rows[one.tobytes()] for one in line.held] for line in ready]
-        )
-        self.counts.texts += len(texts)
-        for line, answer in zip(ready, answers, strict=True):
-            line.succeed(answer)
-
-    def _next_tokens(
-        self, texts: Sequence[IntArray], lines: Sequence[Line], rows: Sequence[Sequence[int]]
-    ) -> list[NextTokens | list[Drawn]]:
-        """Read texts; the answer to each line, which waits for some of the rows."""
+        ready = [line for line in lines if line.answer is not None and not any(line.unread)]
         draws = [
-            [replace(draw, rows=[own[row] for row in draw.rows]) for draw in line.draws or ()]
-            for line, own in zip(lines, rows, strict=True)
+            replace(draw, rows=[rows[line.texts[row].tobytes()] for row in draw.rows])
+            for line in ready
+            for draw in line.draws
         ]
-        if all(line.draws is not None for line in lines):
-            drawn = iter(draw_tokens(self._continuations, texts, [draw for own in draws for draw in own]))
-            return [[next(drawn) for _ in own] for own in draws]
-        given = self._continuations.next_tokens(texts)
-        return [
-            given.of(own) if line.draws is None else [draw_token(given.of(draw.rows), draw) for draw in some]
-            for line, own, some in zip(lines, rows, draws, strict=True)
-        ]
+        drawn = iter(draw_tokens(self._continuations, [*texts.values()], draws))
+        self.counts.texts += len(texts)
+        for line in ready:
+            line.succeed([next(drawn) for _ in line.draws])
 
     def _read_alone(self, lines: Sequence[Line]) -> None:
         """Read the waiting lines one by one and whole; failing ones get the error."""
@@ -360,8 +306,9 @@ class Batcher:
             if line.answer is None:
                 continue
             try:
-                [answer] = self._next_tokens(line.texts, [line], [range(len(line.texts))])
-                line.succeed(answer)
+                line.advance(sys.maxsize)
+                self._answer([line])
+                line.drop()
             except Exception as error:  # noqa: BLE001  # raised in the thread that waits for it
                 line.fail(error)
 
@@ -379,68 +326,52 @@ class Batcher:
     def _score(self, taken: Sequence[_Scoring]) -> None:
         """Read the next sequence of each."""
         for read in {scoring.read for scoring in taken}:
-            same = sorted((one for one in taken if one.read == read), key=lambda one: -len(one.next))
-            found: list[FloatArray | Exception]
+            same = sorted((scoring for scoring in taken if scoring.read == read), key=lambda one: -len(one.next))
             try:
-                found = [*read([scoring.next for scoring in same])]
+                results = [*read([scoring.next for scoring in same])]
             except Exception as error:  # noqa: BLE001  # raised in the threads that it belongs to
-                self._log_failure(len(same), error)
-                found = [_read_alone_sequence(scoring) for scoring in same]
-            for scoring, one in zip(same, found, strict=True):
-                self._scored(scoring, one)
+                if len(same) > 1:
+                    self._log_failure(len(same), error)
+                    for scoring in same:
+                        self._score([scoring])
+                else:
+                    self._scored(same[0], error)
+            else:
+                for scoring, result in zip(same, results, strict=True):
+                    self._scored(scoring, result)
 
-    def _scored(self, scoring: _Scoring, found: FloatArray | Exception) -> None:
+    def _scored(self, scoring: _Scoring, result: FloatArray | Exception) -> None:
         """Keep a result; a thread that waits for more goes to the end of the queue."""
         self.counts.passes += 1
         with self._changed:
             self._scoring.remove(scoring)
-            if isinstance(found, Exception):
-                scoring.answer.set_exception(found)
+            if isinstance(result, Exception):
+                scoring.answer.set_exception(result)
                 return
-            scoring.found.append(found)
-            if len(scoring.found) < len(scoring.sequences):
+            scoring.results.append(result)
+            if len(scoring.results) < len(scoring.sequences):
                 self._scoring.append(scoring)
             else:
-                scoring.answer.set_result(scoring.found)
+                scoring.answer.set_result(scoring.results)
 
 
-def _read_alone_sequence(scoring: _Scoring) -> FloatArray | Exception:
-    """The result of the next sequence, read alone, or its error."""
-    try:
-        [found] = scoring.read([scoring.next])
-    except Exception as error:  # noqa: BLE001  # raised in the thread that waits for it
-        return error
-    return found
-
-
-def chunk_shares(wanted: Sequence[int], most: int) -> list[int]:
-    """`most` tokens divided among `wanted` numbers, the oldest first: half to the oldest, the rest to the smallest.
-
-    So short texts are soon read, and long ones do not wait for ever.
-    """
-    places = range(len(wanted))
-    oldest = _poured(wanted, places, most - most // 2)
-    left = [want - given for want, given in zip(wanted, oldest, strict=True)]
-    smallest = _poured(left, sorted(places, key=left.__getitem__), most - sum(oldest))
-    return [first + more for first, more in zip(oldest, smallest, strict=True)]
-
-
-def _poured(wanted: Sequence[int], order: Iterable[int], most: int) -> list[int]:
-    """`most` tokens divided among `wanted` numbers: each in this order gets as much of the rest as it wants."""
-    given = [0] * len(wanted)
-    for place in order:
-        given[place] = min(wanted[place], most)
-        most -= given[place]
-    return given
+def chunk_shares(unread: Sequence[int], chunk: int) -> list[int]:
+    """Divide a chunk among lines with so many unread tokens: half to the oldest, the rest to those with the fewest. So
+    short texts are soon read, and long ones do not wait for ever."""
+    shares = [0] * len(unread)
+    for place, tokens in enumerate(unread):
+        shares[place] = min(tokens, chunk - chunk // 2 - sum(shares))
+    for place in sorted(range(len(unread)), key=lambda place: unread[place] - shares[place]):
+        shares[place] += min(unread[place] - shares[place], chunk - sum(shares))
+    return shares
 
 
 def lines_that_fit(lines: Iterable[Line], tokens: int) -> list[Line]:
-    """The lines, in order, whose padded texts fit into a cache of this many tokens; always the first."""
+    """Return the lines, in order, whose padded texts fit into a cache of this many tokens; always the first."""
     fit: list[Line] = []
     rows = longest = 0
     for line in lines:
-        more = rows + len(line.texts or line.held)
-        wide = max(longest, line.columns)
+        more, wide = rows + len(line.texts), max([longest, *map(len, line.texts)])
         if not fit or more * wide <= tokens:
             fit.append(line)
             rows, longest = more, wide

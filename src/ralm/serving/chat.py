@@ -28,14 +28,9 @@ _SHARE: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCompletion:
-    """A request: `times` answers to a conversation, each of at most `new_tokens` tokens (None: a quarter of the tokens
-    that the model reads).
-
-    With `measured`, the answers are also scored without passages, so that they cite the passages that helped; None: if
-    the model can do so.
-    `logprobs` returns the log-probability of each token, and `top_logprobs` that many top ones. With `sources_as_text`,
-    the sources also stand behind the text. `sampling` holds the options of `ralm.reading.Sampling` and `stop`.
-    """
+    """A request: `times` answers to a conversation, each of at most `new_tokens` tokens (None: a quarter of what the
+    model reads). With `measured` they are scored without passages too, to cite those that helped; None: if the model
+    can. `sampling` is as for completions."""
 
     conversation: prompts.Conversation
     new_tokens: int | None
@@ -50,10 +45,8 @@ class ChatCompletion:
 def answer_chat(
     chat: ChatCompletion, model: SharedModel, reads: indexes.ReadConfig, prompt: prompts.QuestionPrompt, limits: Limits
 ) -> Iterator[answers.Event]:
-    """The events of a chat; the seeds of its choices count up from the one in `sampling`.
-
-    Raises RequestError if the conversation is not valid or does not fit, UsageError if the model cannot answer so.
-    """
+    """Return the events of a chat; the seeds of its choices count up from the one in `sampling`. Raises RequestError if
+    the conversation is not valid or does not fit, UsageError if the model cannot answer so."""
     _check(chat, model, prompt)
     length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
     messages = chat.conversation.messages
@@ -113,8 +106,7 @@ def _check(chat: ChatCompletion, model: SharedModel, prompt: prompts.QuestionPro
 
 
 def _options(chat: ChatCompletion, prompt: prompts.QuestionPrompt, new_tokens: int, length: int) -> AnswerOptions:
-    """The options of an answer. With a prompt that is no chat, models do not end an answer by themselves: without stop
-    strings, it ends with the line, as in `ralm ask`."""
+    """Return the options of an answer; without a chat template or stop strings, it ends with the line."""
     sampling = dict(chat.sampling)
     if not (prompt.chat or sampling["stop"]):
         sampling["stop"] = AnswerOptions().stop
@@ -219,10 +211,7 @@ class ChatAnswer(answers.ServedAnswer):
         return text_sources.web_address(passage) or self._address(passage)
 
     def _choice_sources(self, choice: answers.ResponseChoice, *, with_tokens: bool) -> answers.ResponseJson:
-        """With all tokens if wanted, or if no piece could have their passages.
-
-        Where passages shared a prompt, tokens are credited to them once the answer is complete.
-        """
+        """Return the sources, with all tokens if asked for, or if pieces could not have their shared passages."""
         answer = None if choice.end is None else choice.end.answer
         assert answer is not None, "chats with an index end with it"
         self._note([one.passage.number for one in answer.sources])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.lm.scoring import Scorer
-from ralm.protocols import WritingModel
 from ralm.reading import generate, pieces, provenance
 from ralm.reading.sampling import GenerationOptions
 from ralm.records import IntArray, Provenance
@@ -32,13 +32,9 @@ from ralm.validation import MAX_SEED
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """A request: each prompt (text or token ids) is continued `times` times by at most `new_tokens` tokens.
-
-    `echo` also returns the tokens of the prompts. `logprobs` is the number of top log-probabilities of each token; with
-    None, no log-probability is returned. With `as_ids`, tokens are called by their ids. `query` replaces the text as
-    the query. With `gain`, every token has its gain over reading without passages. `sampling` holds the options of
-    `ralm.reading.Sampling` and `stop`.
-    """
+    """A request: each prompt (text or token ids) is continued `times` times by at most `new_tokens` tokens. `logprobs`
+    is the number of top log-probabilities of each token (None: not even its own). `sampling` holds the options of
+    `Sampling` and `stop`; `query` replaces the text as the query."""
 
     prompts: Sequence[str | Sequence[int]]
     new_tokens: int
@@ -52,11 +48,8 @@ class Completion:
 
 
 def complete(completion: Completion, model: SharedModel, reads: ReadConfig, limits: Limits) -> Iterator[answers.Event]:
-    """The events of a completion.
-
-    Raises RequestError for a query or a gain without a meaning, if a prompt is empty, too long or has unknown tokens,
-    or if the model cannot return the scores; and what `generate` and `evaluate_text` raise.
-    """
+    """Yield the events of a completion. RequestError if a query or a gain has no meaning, a prompt is empty, too long
+    or has unknown tokens, or the model cannot return the scores."""
     if completion.echo and completion.query is not None:
         raise RequestError(
             "`ralm.query` has no effect with `echo`: the passages of an echoed prompt are those of its strides.",
@@ -89,8 +82,7 @@ def complete(completion: Completion, model: SharedModel, reads: ReadConfig, limi
 def _continue(
     completion: Completion, prompts: Sequence[ServedPrompt], settings: Settings, model: SharedModel, reads: ReadConfig
 ) -> Iterator[answers.Wrote | answers.Ended]:
-    """The continuations. After an echoed prompt, the end-of-text token is returned too: clients count on one token more
-    than the prompt has."""
+    """Yield the continuations; after an echoed prompt with the end-of-text token, as clients count on one more."""
     if completion.gain:
         check_scores(model)
     options = GenerationOptions.of(
@@ -115,7 +107,7 @@ def _continue(
 
 def write(
     prompts: Sequence[IntArray],
-    model: WritingModel,
+    model: SharedModel,
     options: GenerationOptions,
     reads: ReadConfig,
     *,
@@ -123,18 +115,13 @@ def write(
     times: int = 1,
     show_end: bool = False,
 ) -> Iterator[answers.Wrote | answers.Ended]:
-    """Continue each prompt (int64, not empty) `times` times; choices of one prompt follow each other.
-
-    Each choice is the result of `generate` for it alone: the first of a prompt with the seed of `options`, the others
-    with the seeds after it. With `show_end`, the end-of-text token is a token of the text, with an empty text. Raises
-    what `generate` raises.
-    """
-    writer = generate.TokenWriter(
-        _WithoutEnds(model) if show_end else model,
-        options,
-        reads.source,
-        reads.parts,
-    )
+    """Continue each prompt (int64, not empty) `times` times, as `generate` does for it alone: the first with the seed
+    of `options`, the others with the seeds after it. With `show_end`, the end-of-text token is a token without text."""
+    end_tokens = model.end_tokens
+    if show_end:
+        model = copy(model)
+        model.end_tokens = frozenset()
+    writer = generate.TokenWriter(model, options, reads.source, reads.parts)
     texts, ended, tokens = list[pieces.StoppedText](), set[int](), Counter[int]()
     for prompt in prompts:
         for time in range(times):
@@ -143,7 +130,7 @@ def write(
     while written := writer.step():
         for choice, token in written:
             tokens[choice] += 1
-            if show_end and token.token in model.end_tokens:
+            if show_end and token.token in end_tokens:
                 ended.add(choice)
                 added = [*texts[choice].rest(), pieces.GeneratedText("", token.passage, (token,))]
             else:
@@ -156,18 +143,6 @@ def write(
     for choice, text in enumerate(texts):
         is_cut = tokens[choice] == options.new_tokens and not text.found and choice not in ended
         yield answers.Ended(choice, "length" if is_cut else "stop", tokens[choice])
-
-
-class _WithoutEnds:
-    """A model that generates an end-of-text token like any other token."""
-
-    end_tokens: frozenset[int] = frozenset()
-
-    def __init__(self, model: WritingModel) -> None:
-        self._own: Any = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
 
 
 class CompletionAnswer(answers.ServedAnswer):

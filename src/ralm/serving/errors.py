@@ -15,10 +15,8 @@ _LOG: Final = logging.getLogger("ralm.serving")
 
 
 class RequestError(UsageError):
-    """A request that the server cannot answer.
-
-    `param` names the field of the request, `code` the kind of error for programs, `status` is the HTTP status.
-    """
+    """A request that the server cannot answer. `param` names the field of the request, `code` the kind of error for
+    programs, `status` is the HTTP status."""
 
     def __init__(
         self,

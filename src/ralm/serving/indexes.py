@@ -37,10 +37,8 @@ _SAFE: Final = ("bm25", "random")
 
 
 class Indexes:
-    """Open indexes by name, in the order that the operator gave; the first is the default one.
-
-    Raises what `open_index` raises.
-    """
+    """Open indexes by name, in the order that the operator gave; the first is the default one. Raises what `open_index`
+    raises."""
 
     def __init__(self, folders: Mapping[str, Path], metrics: Metrics) -> None:
         self._folders = dict(folders)
@@ -124,10 +122,8 @@ class _LockedRetriever:
 
 
 class Rerankers:
-    """The rerankers of requests, which share the models that are loaded at startup.
-
-    `ranker` is the language model that the operator's reranker names.
-    """
+    """The rerankers of requests, which share the models that are loaded at startup. `ranker` is the language model that
+    the operator's reranker names."""
 
     def __init__(self, reading: ReadingOptions, ranker: LanguageModel | None = None) -> None:
         self._ranker = ranker

@@ -38,10 +38,7 @@ Job: TypeAlias = Callable[[], Iterator[bytes]]
 
 class Workers:
     """Runs at most `at_once` jobs; at most `most_waiting` more wait in a queue. A job ends `seconds` after it came.
-
-    Belongs to one event loop. `running` are the jobs that run, and `waiting` is the length of the queue. `metrics`
-    count the places that are taken, and the queue.
-    """
+    Belongs to one event loop."""
 
     def __init__(self, at_once: int, most_waiting: int, seconds: float, metrics: Metrics) -> None:
         self._free = asyncio.Semaphore(at_once)

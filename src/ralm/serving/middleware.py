@@ -22,13 +22,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ralm.errors import UsageError
+from ralm.lm.api.endpoint import key_in
 from ralm.serving.audit import ENTRY, AuditEntry, AuditLog
 from ralm.serving.errors import GONE, RequestError, error_response
 
 KEY: Final = "RALM_SERVE_KEY"
 """The environment variable with the key."""
-_CHARACTERS: Final = re.compile("[!-~]+")
-"""The characters that a header may hold."""
 
 _OPEN: Final = ("/health", "/ready", "/")
 """Paths that need no key: they reveal nothing of the model or its passages."""
@@ -44,16 +43,13 @@ _SAFE_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 def open_key(host: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the key of the environment; UsageError if no header can hold it, or there is none and other computers can
     reach the host."""
-    if key := environment.get(KEY):
-        if not _CHARACTERS.fullmatch(key):
-            raise UsageError(f"the key in {KEY} has a space, a line break or a letter that is not ASCII; set it again.")
-        return key
-    if not is_loopback(host):
+    key = key_in(KEY, environment)
+    if key is None and not is_loopback(host):
         raise UsageError(
             f"other computers can reach `host` {host}: put a key for clients into the environment variable {KEY}, or "
             "listen on 127.0.0.1."
         )
-    return None
+    return key
 
 
 def is_loopback(host: str) -> bool:
@@ -193,10 +189,8 @@ class Metrics:
 
 
 class AccessLog:
-    """Counts and logs every request, without its body or query, and writes the audit log.
-
-    Each answer has an `X-Request-Id`: that of the server of the model, of the client, or a new one.
-    """
+    """Counts and logs every request, without its body or query, and writes the audit log. Each answer has an
+    `X-Request-Id`: that of the server of the model, of the client, or a new one."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, audit: AuditLog | None = None) -> None:
         self._app = app

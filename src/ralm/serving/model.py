@@ -7,16 +7,18 @@ API is asked by each thread alone. Every call first checks whether the request o
 import math
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
+
+import numpy as np
 
 from ralm.errors import ModelError
 from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel, traits_of
-from ralm.records import Draw, Drawn, FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
+from ralm.records import Draw, Drawn, FloatArray, IntArray, NextTokens, ScoringSequence
 from ralm.serving.batcher import Batcher
 from ralm.serving.errors import RequestError, StoppedError
 
@@ -101,7 +103,7 @@ class SharedModel:
     def continuations(self) -> Continuations:
         """As `WritingModel.continuations`."""
         if self.batcher is None:
-            return _CheckedContinuations(self._model.continuations())
+            return cast("Continuations", Locked(self._model.continuations(), _InScope()))
         return _BatchedContinuations(self, self.batcher)
 
     def close(self) -> None:
@@ -126,20 +128,14 @@ class SharedModel:
                 scope.check()
 
 
-class _CheckedContinuations:
-    """Texts that a model behind an API continues for one thread."""
+class _InScope:
+    """Checks the request of a thread; a context for `Locked`."""
 
-    def __init__(self, own: Continuations) -> None:
-        self._own = own
-
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+    def __enter__(self) -> None:
         _scope.get().check()
-        return self._own.next_tokens(texts, wanted)
 
-    def read_ahead(self, several: Sequence[TextsAhead]) -> None:
-        ahead = getattr(self._own, "read_ahead", None)
-        if ahead is not None:
-            ahead(several)
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class _BatchedContinuations:
@@ -149,27 +145,25 @@ class _BatchedContinuations:
         self._model = model
         self._batcher = batcher
         self._line = batcher.enter(_scope.get().gone)
-        weakref.finalize(self, batcher.leave, self._line)
 
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """As `Continuations.next_tokens`; raises ModelError for tokens that the model cannot read, and StoppedError."""
-        self._check_all(texts)
-        given = self._batcher.next_tokens(self._line, texts)
-        if wanted is None:
-            return given
-        self._check(wanted)
-        tiled = wanted[None].repeat(len(texts), axis=0)
-        return NextTokens(given.log_probs_BC[:, wanted], tiled)
+    def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
+        """As `Continuations.next_tokens`; raises what `draw` raises."""
+        kept: dict[int, FloatArray] = {}
+
+        def keep(row: int, log_probs_1V: FloatArray) -> FloatArray:
+            kept[row] = log_probs_1V[0]
+            return kept[row]
+
+        rows = range(len(texts))
+        self.draw(texts, [Draw([row], np.zeros(1), distribution=partial(keep, row)) for row in rows])
+        return NextTokens(np.stack([kept[row] for row in rows]))
 
     def draw(self, texts: Sequence[IntArray], draws: Sequence[Draw]) -> list[Drawn]:
-        """As `Continuations.draw`; raises what `next_tokens` raises."""
-        self._check_all(texts)
-        return self._batcher.draw(self._line, texts, draws)
-
-    def _check_all(self, texts: Sequence[IntArray]) -> None:
+        """As `Continuations.draw`; raises ModelError for tokens that the model cannot read, and StoppedError."""
         _scope.get().check()
         for text in texts:
             self._check(text)
+        return self._batcher.draw(self._line, texts, draws)
 
     def _check(self, tokens: IntArray) -> None:
         """Raise ModelError if tokens cannot be read: in a batch they would fail those of others."""
@@ -181,7 +175,7 @@ class _BatchedContinuations:
 
 
 class Locked:
-    """An object whose methods one thread at a time calls, within `lock`."""
+    """An object whose methods are called within `lock`: one thread at a time, or in a scope."""
 
     def __init__(self, own: object, lock: AbstractContextManager[object]) -> None:
         self._own = own

@@ -85,11 +85,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Where a server listens, what it calls its model, and what requests may choose.
-
-    `name` None is the last part of the model's own name. Raises UsageError if `allow` names something else than
-    `CHOICES`.
-    """
+    """Where a server listens, what it calls its model, and what requests may choose. `name` None is the last part of
+    the model's own name. Raises UsageError if `allow` names something else than `CHOICES`."""
 
     host: Annotated[
         str, Option("Address to listen on; any other than this computer's own needs a key in RALM_SERVE_KEY.")
@@ -149,10 +146,8 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a text is read: the index, its retrieval, and the plan. `index` None is the plain model.
-
-    `plan` has the length of the model once the server has opened it (`with_length`).
-    """
+    """How a text is read: the index, its retrieval, and the plan. `index` None is the plain model. `plan` has the
+    length of the model once the server has opened it (`with_length`)."""
 
     index: str | None = None
     retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=INDEX_GIVEN)] = field(
@@ -216,11 +211,8 @@ def check_stride_fits(settings: Settings) -> None:
 def with_choices(
     settings: Settings, choice: Mapping[str, Any], options: ServeOptions, indexes: tuple[str, ...]
 ) -> Settings:
-    """The settings with the choices of a request.
-
-    Raises UsageError if the operator does not allow a choice, there is no such index, a choice has no effect, or the
-    values do not go together.
-    """
+    """Return the settings with the choices of a request; UsageError if the operator does not allow one, there is no
+    such index, or it has no effect or does not go with the others."""
     for name in choice:
         if name not in options.allow:
             allowed = ", ".join(name for name in options.allow if name != "none") or "none"

@@ -22,6 +22,7 @@ from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import in_context, plan, score
 from ralm.reading.mixture import mix, shares
 from ralm.reading.pieces import GeneratedToken, StoppedText
+from ralm.reading.sampling import top_tokens
 from ralm.reading.tokens import PreparedText, first_tokens, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Request, ScoringSequence
 from ralm.serving import errors, indexes
@@ -65,11 +66,8 @@ class ServedPrompt:
         return settings
 
     def beginning(self, settings: Settings) -> int:
-        """The number of leading special tokens, which are not part of the text.
-
-        With an index, token ids may begin with the special tokens that the tokenizer puts first, or with one BOS or
-        end-of-text token.
-        """
+        """Return the number of leading special tokens: with an index, token ids may begin with those that the tokenizer
+        puts first, or with one BOS or end-of-text token."""
         if self.given is not None or settings.index is None:
             return 0
         first = first_tokens(self.tokenizer, settings.plan.bos)
@@ -164,11 +162,8 @@ class TokenLabels:
 
 @dataclass(slots=True, eq=False)
 class ScoredToken:
-    """A token of a prompt, and the text that it adds.
-
-    `log_prob` is natural; None for a token with nothing before it. `passages_K`, `posteriors_K`, `top_logprobs` and
-    `gain` are as for generated tokens.
-    """
+    """A token of a prompt, and the text that it adds. `log_prob` is natural; None with nothing before it. All else is
+    as for generated tokens."""
 
     token: int
     text: str
@@ -188,11 +183,8 @@ def score_prompt(
     top_logprobs: int = 0,
     gain: bool = False,
 ) -> list[ScoredToken]:
-    """Every token of a prompt; the text after its leading special tokens is scored as `evaluate_text` does.
-
-    `top_logprobs` is the number of top log-probabilities of each token. Raises RequestError if the model cannot return
-    them, and what `evaluate_text` raises.
-    """
+    """Score every token of a prompt after its leading special tokens as `evaluate_text` does, with `top_logprobs` top
+    ones. Raises RequestError if the model cannot return them, and what `evaluate_text` raises."""
     scorer = Scorer(model, progress=False)
     check_scores(model)
     reads.parts.require_average("`echo` with `logprobs`")
@@ -300,8 +292,7 @@ def _score_with_top(
 
 
 def _read_requests(requests: Sequence[tuple[Request, int]], model: SharedModel) -> list[tuple[FloatArray, FloatArray]]:
-    """The log-probabilities of the targets of each request, and those of the whole vocabulary (float32, T x V) at its
-    last T targets. Requests are merged as a `Scorer` merges them."""
+    """Return the scores of each request, and the distributions (float32, T x V) at its last T targets."""
     named = {number.to_bytes(4, "big"): request for number, (request, _) in enumerate(requests)}
     merged = merge_requests(named, prefixes=model.merges_prefixes)
     merged.sort(key=lambda one: -len(one[0]))
@@ -340,11 +331,7 @@ def _read_distributions(model: SharedModel, sequences: Sequence[ScoringSequence]
 
 
 def _top(log_probs_V: FloatArray, count: int) -> _TopLogprobs:
-    """The `count` most likely tokens, equal ones in the order of ids."""
-    count = min(count, len(log_probs_V))
-    some = np.argpartition(-log_probs_V, count - 1)[:count]
-    some = np.flatnonzero(log_probs_V >= log_probs_V[some].min())  # with all that equal the last: the ids decide
-    order = some[np.argsort(-log_probs_V[some], kind="stable")][:count]
-    if not len(order):
+    """Return the `count` most likely tokens, equal ones in the order of ids."""
+    if not (top := top_tokens(log_probs_V, count)):
         raise ModelError("the model gives no log-probability that is a number.")
-    return tuple((int(token), float(log_probs_V[token])) for token in order)
+    return top

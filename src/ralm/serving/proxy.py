@@ -153,9 +153,19 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                 def address(passage: Passage) -> str:
                     return web_address(passage) or jobs.passage_address(request, reads, passage)
 
-                prompt = service.passed_on_prompt if path == _CHAT else None
-                fields = partial(_fields, found, reads, told, address)  # called after the first words are sent
-                sources = None if reads.source is None else _sources(path, body, found, prompt, address, fields)
+                chosen, times = body.get("ralm") or {}, body.get("n")
+                sources = (
+                    None
+                    if reads.source is None
+                    else TextSources(
+                        [*zip(found, _texts(path, body), strict=True)],
+                        partial(_fields, found, reads, told, address),  # called after the first words are sent
+                        address,
+                        prompt=service.passed_on_prompt if path == _CHAT else None,
+                        times=times if isinstance(times, int) else 1,
+                        as_text=chosen.get("sources") == "text",
+                    )
+                )
                 if not answer.is_stream:
                     content = await answer.content()
                     if answer.status < 400 and (value := _json_object(content)) is not None:
@@ -264,8 +274,7 @@ def _rewritten(content: bytes) -> answers.ResponseJson:
 
 
 def _found(texts: Sequence[str], reads: ReadConfig, most: int) -> Sequence[Sequence[Passage]]:
-    """The passages for the beginning of each text, in the order of their numbers; none for an empty one, and without an
-    index."""
+    """Return the passages for the beginning of each text, in the order in which they are read."""
     found: list[Sequence[Passage]] = [()] * len(texts)
     asked = [place for place, text in enumerate(texts) if text[:most].strip()]
     if reads.source is None or not asked:
@@ -315,26 +324,6 @@ def _fields(
         "ralm": {**config, **told, "passages": [answers.passage_json(one) for one in passages]},
         "search_results": [answers.search_result(one, address(one)) for one in passages],
     }
-
-
-def _sources(
-    path: str,
-    body: _Body,
-    found: Sequence[Sequence[Passage]],
-    prompt: QuestionPrompt | None,
-    address: Callable[[Passage], str],
-    fields: Callable[[], answers.ResponseJson],
-) -> TextSources:
-    """How sources are added to the answer to a request."""
-    times, chosen = body.get("n"), body.get("ralm") or {}
-    return TextSources(
-        [*zip(found, _texts(path, body), strict=True)],
-        fields,
-        address,
-        prompt=prompt,
-        times=times if isinstance(times, int) else 1,
-        as_text=chosen.get("sources") == "text",
-    )
 
 
 def _headers(answer: "UpstreamAnswer", warning: str) -> dict[str, str]:

@@ -30,11 +30,8 @@ class FoundPassages:
 
 
 class SearchService:
-    """The indexes in `folders` (by name, the first by default), which requests search according to `settings`.
-
-    Clients must send the `key`, if there is one; `audit` gets a line for each request. Raises the errors of opening the
-    indexes.
-    """
+    """Indexes in `folders` by name, the first by default, searched as `settings` say for clients with the `key`, if
+    there is one; `audit` gets a line for each request."""
 
     def __init__(
         self,
@@ -73,11 +70,8 @@ class SearchService:
     def found(
         self, queries: Sequence[str], k: int, choice: Mapping[str, Any], param: str = "k", wanted: Filter | None = None
     ) -> FoundPassages:
-        """The k best passages of an index for each query; `choice` may have an `index` and a `retriever`, `param` is
-        the name of k, and only passages that pass `wanted` are found.
-
-        Raises RequestError if k is out of range, there is no index, or a choice is not possible.
-        """
+        """Find the k best passages for each query that pass `wanted`; RequestError if k (called `param`) is out of
+        range, there is no index, or a `choice` of index or retriever is not possible."""
         most = self.options.limits.documents
         if not 1 <= k <= most:
             raise errors.RequestError(f"`{param}` must be from 1 to {most:,}.", param=param)
@@ -104,8 +98,7 @@ class SearchService:
             raise choice_error(error, choice) from None
 
     def _source(self, settings: Settings, wanted: Filter | None = None) -> FromRetriever:
-        """The passages of the index of a request, with their retriever; RequestError if the index was not built for
-        it."""
+        """Return the passages of an index with their retriever; RequestError if the index was not built for it."""
         assert settings.index is not None
         lacking = self._lacking(settings.index, settings.retrieval)
         if lacking is not None:

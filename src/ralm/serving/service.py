@@ -45,12 +45,8 @@ _BATCH_FIGURES: Final = {
 
 
 class Service(SearchService):
-    """A model that reads passages of indexes according to `settings`.
-
-    `ranker` is the model that the reranker names. `max_length` is the number of tokens that the model reads at once,
-    by default its own. Raises the errors of opening the indexes, their retrievers and the prompt of chats, and
-    UsageError if lengths do not fit into the model.
-    """
+    """A model that reads passages of indexes according to `settings`; `ranker` is the model that the reranker names.
+    Raises the errors of opening indexes, retrievers and the prompt of chats, and UsageError if lengths do not fit."""
 
     def __init__(
         self,
@@ -140,8 +136,7 @@ class Service(SearchService):
         self.model.close()
 
     def _models(self) -> dict[str, str | None]:
-        """The index of each name of the model, None for none: NAME reads the default one; if requests may choose the
-        index, NAME:INDEX and NAME:plain are for clients that can choose only a model."""
+        """Return the index of each name of the model: NAME, and NAME:INDEX and NAME:plain if requests may choose it."""
         found = {self.name: self.settings.index}
         if self.indexes.names and "index" in self.options.allow:
             found |= {f"{self.name}:{index}": index for index in self.indexes.names} | {f"{self.name}:{PLAIN}": None}
@@ -168,10 +163,8 @@ class Service(SearchService):
         return {**choice, "index": index}
 
     def reads(self, choice: Mapping[str, Any], *, in_strides: bool = True) -> indexes.ReadConfig:
-        """The configuration of a request with these choices; RequestError if a choice is not possible.
-
-        With `in_strides`, a stride must fit beside its passages; a chat has no strides.
-        """
+        """Return the configuration of a request with these choices; RequestError if a choice is not possible. With
+        `in_strides`, a stride must fit beside its passages; a chat has no strides."""
         settings = self._chosen(choice)
         try:
             if in_strides and settings.index is not None and not self.passes_on:

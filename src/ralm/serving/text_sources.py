@@ -20,13 +20,9 @@ _WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
 
 
 class TextSources:
-    """Adds sources to the choices of an answer, whole or event by event. Quotes are looked for in a thread: a long text
-    has many, and other requests do not wait for them.
-
-    `asked` are the texts of a request, each with its passages and `times` choices; a chat has one text, around which a
-    `prompt` puts the passages. `fields` returns those of the whole answer. With `as_text` the sources also stand behind
-    the text.
-    """
+    """Adds sources to the choices of an answer to the texts `asked`, each with its passages and `times` choices; with
+    `as_text` also behind their texts. Quotes are looked for in a thread: a long text has many, and other requests do
+    not wait."""
 
     def __init__(
         self,

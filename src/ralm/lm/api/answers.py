@@ -5,12 +5,13 @@ else is a ServerError of one sentence. C listed tokens, B texts.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
+from pydantic import JsonValue
 
 from ralm.errors import ServerError
 from ralm.protocols import Tokenizer
@@ -27,6 +28,13 @@ _PART: Final = "\N{REPLACEMENT CHARACTER}"
 """The text that part of a character decodes to."""
 _BEFORE: Final = "a"
 """Text before a token that is decoded: some tokenizers write the token's space only after other text."""
+_LARGEST_COUNT: Final = 1 << 53
+_COUNTS: Final = (
+    ("usage", "prompt_tokens", "completion_tokens"),  # OpenAI's API
+    ("meta_info", "prompt_tokens", "completion_tokens"),  # SGLang's own
+    (None, "tokens_evaluated", "tokens_predicted"),  # llama.cpp's own
+)
+"""The object in an answer with its counts of tokens, and its fields for tokens in and out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,6 +167,20 @@ def parse_log_probs(values: Sequence[object], where: str) -> DoubleArray:
         if (found <= _ABOVE_ZERO).all():
             return np.minimum(found, 0)
     return np.array([parse_log_prob(value, where) for value in values], dtype=np.float64)
+
+
+def tokens_in_answer(answer: Mapping[str, JsonValue]) -> tuple[int, int] | None:
+    """The tokens in (of the prompt) and out (generated) as the server counted them, or None."""
+    for inside, into, out in _COUNTS:
+        counts = answer if inside is None else answer.get(inside)
+        if isinstance(counts, Mapping) and _is_count(read := counts.get(into)):
+            written = counts.get(out)
+            return read, written if _is_count(written) else 0
+    return None
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_COUNT
 
 
 class ServerTokenNames:

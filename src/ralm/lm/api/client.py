@@ -20,14 +20,15 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, Self, TypeAlias, TypeGuard, cast
+from typing import Any, Final, Self, TypeAlias, cast
 from weakref import WeakValueDictionary, finalize
 
 from pydantic import JsonValue
 
 from ralm.errors import BudgetError, ServerError, UsageError
+from ralm.lm.api.answers import tokens_in_answer
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
-from ralm.lm.api.http import ApiRequest, JsonObject, Transport, read_json, write_json
+from ralm.lm.api.http import ApiRequest, JsonObject, Transport
 from ralm.storage.store import Store
 
 _LOG: Final = logging.getLogger(__name__)
@@ -40,7 +41,6 @@ _SECONDS_OF_SILENCE: Final = 1.0
 _SECONDS_TO_END: Final = 10.0
 """To wait for the thread to end; otherwise it ends with the process."""
 _CLOSED: Final = "the client was closed while its answers were awaited."
-_LARGEST_COUNT: Final = 1 << 53
 CACHE: Final = "RALM_CACHE"
 """The environment variable with the folder for files that ralm keeps between runs."""
 
@@ -107,28 +107,6 @@ class Budget:
             self.usage = replace(self.usage, **sums)
 
 
-_COUNTS: Final = (
-    ("usage", "prompt_tokens", "completion_tokens"),  # OpenAI's API
-    ("meta_info", "prompt_tokens", "completion_tokens"),  # SGLang's own
-    (None, "tokens_evaluated", "tokens_predicted"),  # llama.cpp's own
-)
-"""The object in an answer with its counts of tokens, and its fields for tokens in and out."""
-
-
-def tokens_in_answer(answer: Mapping[str, JsonValue]) -> tuple[int, int] | None:
-    """The tokens in (of the prompt) and out (generated) as the server counted them, or None."""
-    for inside, into, out in _COUNTS:
-        counts = answer if inside is None else answer.get(inside)
-        if isinstance(counts, Mapping) and _is_count(read := counts.get(into)):
-            written = counts.get(out)
-            return read, written if _is_count(written) else 0
-    return None
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_COUNT
-
-
 def default_answers(environment: Mapping[str, str] = os.environ) -> Path:
     """The default file of answers: `answers.sqlite` in $RALM_CACHE, or else in the user's cache."""
     if named := environment.get(CACHE):
@@ -153,11 +131,11 @@ class AnswerStore:
     def get(self, key: bytes) -> JsonObject | None:
         """The answer with this key, or None if it is not known."""
         values = self._store.get([key])
-        return read_json(zlib.decompress(values[key])) if values else None
+        return json.loads(zlib.decompress(values[key])) if values else None
 
     def put(self, key: bytes, answer: JsonObject) -> None:
         """Store an answer."""
-        self._store.put([(key, zlib.compress(write_json(answer), 1))])
+        self._store.put([(key, zlib.compress(json.dumps(answer).encode(), 1))])
 
 
 class Client:

@@ -91,7 +91,7 @@ def endpoint_of(name: str, environment: Mapping[str, str] = os.environ) -> Endpo
     if not model.strip():
         raise UsageError(f"{name} names no model; write {provider}:MODEL.")
     variable = PROVIDERS[provider].variable
-    key = _key(variable, environment)
+    key = key_in(variable, environment)
     if key is None:
         raise UsageError(f"{name} needs a key; put it into the environment variable {variable}.")
     return Endpoint(PROVIDERS[provider].url, model.strip(), key, variable)
@@ -113,10 +113,11 @@ def _url_endpoint(name: str, environment: Mapping[str, str]) -> Endpoint:
         raise UsageError(f"the URL of a model may have no query; write {host}{parts.path}#MODEL.")
     if not model.strip():
         raise UsageError(f"{url} names no model; write {url}#MODEL.")
-    return Endpoint(f"{host}{parts.path.rstrip('/') or '/v1'}", model.strip(), _key(URL_KEY, environment), URL_KEY)
+    return Endpoint(f"{host}{parts.path.rstrip('/') or '/v1'}", model.strip(), key_in(URL_KEY, environment), URL_KEY)
 
 
-def _key(variable: str, environment: Mapping[str, str]) -> str | None:
+def key_in(variable: str, environment: Mapping[str, str]) -> str | None:
+    """Return the key in a variable of the environment, if there is one; UsageError if no header can hold it."""
     key = environment.get(variable) or None
     if key is not None and not _KEY.fullmatch(key):
         raise UsageError(
@@ -127,10 +128,8 @@ def _key(variable: str, environment: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """How often a server is asked at most, and where its answers are stored.
-
-    `max_requests` does not count retries. Raises UsageError if an option is out of bounds.
-    """
+    """How often a server is asked at most, and where its answers are stored. `max_requests` does not count retries.
+    Raises UsageError if an option is out of bounds."""
 
     requests_at_once: Annotated[int, Option("API: maximum number of concurrent requests.", maximum=1000)] = 16
     timeout: Annotated[

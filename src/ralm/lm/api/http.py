@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import httpx2
 from pydantic import JsonValue
-from pydantic_core import from_json, to_json
 
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
@@ -63,11 +62,8 @@ _BROKEN: Final = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, Unico
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ApiRequest:
-    """A request: `body` goes to `path`, which is below the base URL, or from the server's root if it begins with `//`.
-
-    `tokens` is the number of tokens in its prompt, `max_new_tokens` the maximum number to generate. `parse` makes of an
-    answer what the caller gets, and raises ServerError if the answer cannot be used; `guess` makes what a dry run gets.
-    """
+    """A POST to a path as in `Endpoint.address`. `parse` makes of an answer what the caller gets, and raises
+    ServerError if it cannot be used; `guess` makes what a dry run gets."""
 
     path: str
     body: Mapping[str, JsonValue]
@@ -180,7 +176,7 @@ class Transport(Http):
         """The JSON object in an answer; a list of objects becomes the `data` of one. Raises ServerError for others."""
         answer: Any = None
         with suppress(ValueError, RecursionError):
-            answer = read_json(content)
+            answer = json.loads(content)
         if isinstance(answer, list) and answer and all(isinstance(entry, dict) for entry in answer):
             answer = {"data": answer}
         if not isinstance(answer, dict):
@@ -382,25 +378,8 @@ def _rejection(answer: Mapping[str, JsonValue]) -> str | None:
 def _message(body: object) -> str:
     """The message in the body of an error, a JSON value or its text."""
     with suppress(ValueError, RecursionError):
-        body = read_json(body) if isinstance(body, str) else body
+        body = json.loads(body) if isinstance(body, str) else body
     while isinstance(body, Mapping | list) and body:
         inner = body if isinstance(body, list) else [body[name] for name in _MESSAGES if name in body]
         body = inner[0] if inner else json.dumps(body)
     return str(body or "no reason given")
-
-
-def read_json(text: str | bytes) -> Any:
-    """The value of a JSON text, as `json.loads`. pydantic is several times as fast, but rejects lone surrogates and
-    deep nesting, which a server may send."""
-    try:
-        return from_json(text)
-    except ValueError:
-        return json.loads(text)
-
-
-def write_json(answer: Any) -> bytes:
-    """JSON that `read_json` reads as an equal answer."""
-    try:
-        return to_json(answer)
-    except ValueError:
-        return json.dumps(answer).encode()

@@ -16,7 +16,7 @@ from ralm.lm.api.backends import Backend, Capabilities
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.http import ApiRequest, Upstream
-from ralm.protocols import UNLIMITED, Continuations, FullTokenizer, LanguageModel, Tier
+from ralm.protocols import UNLIMITED, FullTokenizer, LanguageModel, Tier
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
 
 _MAX_KNOWN: Final = 4096
@@ -117,11 +117,9 @@ class ApiModel:
             yield np.array(log_probs, dtype=np.float32)
 
     def _requests(self, sequence: ScoringSequence) -> Iterator[ApiRequest]:
-        """Requests for the log-probabilities of the targets: those of the prompt, or of each target as a chosen token.
-
-        For a single target the latter needs less: no server takes a prompt that it scores from its cache, and all
-        figures but one would be made and sent for nothing. With more targets, each may be a whole prompt to read.
-        """
+        """Yield requests for the targets: those of a prompt, or each as a chosen token. For a single one the latter
+        needs less: no server takes a prompt that it scores from its cache, and one figure is made and sent instead of
+        all."""
         tokens, positions = sequence.tokens_N, sequence.targets_P.tolist()
         if self.backend.scores_prompts and len(positions) > 1:
             yield self.backend.scoring(tokens, sequence.targets_P)
@@ -196,10 +194,8 @@ class ApiContinuations:
         self._read([(text, self._draft(one)) for one in drafting for text in one.texts])
         self._read_ends([text for one in several if len(one.texts) > 1 for text in one.texts])
 
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """As `Continuations.next_tokens`; UsageError if the server returns no log-probabilities of `wanted`."""
-        if wanted is not None:
-            return self._chosen(texts, wanted)
+    def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
+        """As `Continuations.next_tokens`."""
         self._generate([(text, 1) for text in {text.tobytes(): text for text in texts}.values()])
         return merge_predictions([self._known[text.tobytes()] for text in texts])
 
@@ -270,41 +266,36 @@ class ApiContinuations:
             text = np.append(text, found.token)
         return np.array(draft, dtype=np.int64)
 
-    def _chosen(self, texts: Sequence[IntArray], wanted: IntArray) -> NextTokens:
-        """The log-probabilities of the wanted tokens after each text; listed ones are not requested."""
+    def chosen(self, texts: Sequence[IntArray], tokens: IntArray) -> NextTokens:
+        """As `Continuations.chosen`; listed tokens are not requested. UsageError if the server returns no others."""
         self._check_exact()
         values: dict[tuple[int, int], float] = {}
         parts: list[tuple[int, list[int]]] = []
         size = self._backend.max_chosen or 1
         for row, text in enumerate(texts):
             known = self._known.get(text.tobytes())
-            listed = {token: None if known is None else known.listed(token) for token in wanted.tolist()}
+            listed = {token: None if known is None else known.listed(token) for token in tokens.tolist()}
             values |= {(row, token): value for token, value in listed.items() if value is not None}
             unknown = [token for token, value in listed.items() if value is None]
             parts += [(row, unknown[begin : begin + size]) for begin in range(0, len(unknown), size)]
-        answers = self._client.answers(self._backend.choice(texts[row], tokens) for row, tokens in parts)
-        for (row, tokens), log_probs in zip(parts, answers, strict=True):
-            values |= {(row, token): value for token, value in zip(tokens, log_probs, strict=True)}
-        log_probs_BC = [[values[row, token] for token in wanted.tolist()] for row in range(len(texts))]
-        return NextTokens(np.array(log_probs_BC, dtype=np.float32), np.tile(wanted, (len(texts), 1)))
+        answers = self._client.answers(self._backend.choice(texts[row], part) for row, part in parts)
+        for (row, part), log_probs in zip(parts, answers, strict=True):
+            values |= {(row, token): value for token, value in zip(part, log_probs, strict=True)}
+        log_probs_BC = [[values[row, token] for token in tokens.tolist()] for row in range(len(texts))]
+        return NextTokens(np.array(log_probs_BC, dtype=np.float32), np.tile(tokens, (len(texts), 1)))
 
     def _knows(self, text: IntArray) -> bool:
         return text.tobytes() in self._known
 
 
+def _unread(*_: object) -> NoReturn:
+    raise UsageError("requests to this model are passed on: this needs a model whose tokens and scores are known.")
+
+
 class UnreadTokenizer:
     """The tokenizer of a model to which requests are passed on: its tokens are not known."""
 
-    def encode(self, text: str) -> IntArray:
-        """Raise UsageError."""
-        self._reject(text)
-
-    def decode(self, tokens: IntArray) -> str:
-        """Raise UsageError."""
-        self._reject(tokens)
-
-    def _reject(self, _: object) -> NoReturn:
-        raise UsageError("this server passes requests on, so that the model's tokens are not known here.")
+    encode = decode = _unread
 
 
 class ProxiedModel:
@@ -313,6 +304,7 @@ class ProxiedModel:
     tier: Tier = "text"
     answers_only = True
     end_tokens: frozenset[int] = frozenset()
+    score = continuations = _unread
 
     def __init__(self, name: str, endpoint: Endpoint, seconds: float, length: int | None) -> None:
         self.name = name
@@ -329,14 +321,3 @@ class ProxiedModel:
     def upstream(self) -> Upstream:
         """The server, to pass requests on, for one event loop."""
         return Upstream(self.endpoint, self._seconds)
-
-    def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """Raise UsageError."""
-        raise self._unread(sequences)
-
-    def continuations(self) -> Continuations:
-        """Raise UsageError."""
-        raise self._unread()
-
-    def _unread(self, *_: object) -> UsageError:
-        return UsageError(f"requests to {self.name} are passed on: this needs a model that scores texts.")

@@ -54,8 +54,7 @@ def chat_with_spans(
 
 
 class _Marks:
-    """Marks around messages, which no message contains; an empty message has none. Inside messages of the assistant
-    there are marks after each possible end of its thoughts, since templates leave thoughts out."""
+    """Marks around messages, which no message contains, and in those of the assistant after possible thoughts."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages

@@ -44,13 +44,13 @@ class LocalDecoder(ABC):
         self._thresholds = length_thresholds(logits.model.config)
 
     @torch.inference_mode()
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """As `Continuations.next_tokens`; ModelError if a text or token cannot be read, or the result is NaN."""
+    def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
+        """As `Continuations.next_tokens`; ModelError if a text cannot be read, or the result is NaN."""
         _check_texts(self._logits.name, texts, self._max_length)
         with self._reported_out_of_memory(texts):
             log_probs_BV = self._read(texts).log_softmax(-1, dtype=torch.float32)
         self._logits.check_numbers(log_probs_BV)
-        return _wanted_tokens(self._logits, log_probs_BV.cpu().numpy(), wanted)
+        return NextTokens(log_probs_BV.cpu().numpy())
 
     @torch.inference_mode()
     def draw(self, texts: Sequence[IntArray], draws: Sequence[Draw]) -> list[Drawn]:
@@ -243,8 +243,7 @@ class CachedDecoder(LocalDecoder):
         return logits_RV
 
     def _read_rests(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
-        """Read each sequence after its row, from the last token before its first target on: all together, or one by one
-        if padding would make them longer than the model reads."""
+        """Read each sequence from the last token before its targets on: one by one if padding makes them too long."""
         rest = max(len(sequence) - int(sequence.targets_P[0]) for sequence in sequences)
         together = rest + int(self._rows.lengths_R.max()) <= self._max_length
         step = len(sequences) if together else 1
@@ -274,8 +273,7 @@ class CachedDecoder(LocalDecoder):
     def _padding(
         self, rows: KeyValueRows, batch: slice, first: int, count: int, rests_R: Sequence[int]
     ) -> dict[str, torch.Tensor]:
-        """Let the next pass extend some rows by `count` columns, `first` columns after their ends; return its padding:
-        on the left, and on the right after the rest of each row."""
+        """Let the next pass extend some rows, `first` columns after their ends; return its padding on both sides."""
         lengths_R1 = torch.from_numpy(rows.lengths_R[batch])[:, None]
         rest_R1 = torch.tensor(rests_R)[:, None]
         longest = int(lengths_R1.max())
@@ -303,15 +301,6 @@ def _check_texts(name: str, texts: Sequence[IntArray], max_length: int) -> None:
         raise ModelError(f"{name} reads at most {max_length} tokens at once, not {longest}.")
 
 
-def _wanted_tokens(logits: TargetLogits, log_probs_BV: FloatArray, wanted: IntArray | None) -> NextTokens:
-    if wanted is None:
-        return NextTokens(log_probs_BV)
-    unknown = wanted[(wanted < 0) | (wanted >= log_probs_BV.shape[1])]
-    if len(unknown):
-        raise ModelError(f"token {unknown[0]} is not one of the {logits.vocabulary} that {logits.name} knows.")
-    return NextTokens(log_probs_BV[:, wanted], np.tile(wanted, (len(log_probs_BV), 1)))
-
-
 def batches(numbers: Iterable[int], lengths: Mapping[int, int] | Sequence[int], tokens: int) -> Iterator[list[int]]:
     """Yield the numbers of texts, longest first, in batches of at most `tokens` tokens when padded to the first."""
     waiting = sorted(numbers, key=lambda number: -lengths[number])
@@ -322,8 +311,7 @@ def batches(numbers: Iterable[int], lengths: Mapping[int, int] | Sequence[int], 
 
 
 def _assign_rows(held: Sequence[IntArray], texts: Sequence[IntArray]) -> tuple[list[int], list[KeptPrefix]]:
-    """Return the number of the text of each row, and what the row keeps: the row that a text begins with. The first
-    text that continues a row stays there; others get a copy."""
+    """Return the number of the text of each row, and the row whose text it continues, which only one keeps."""
     rows = {text.tobytes(): row for row, text in enumerate(held) if len(text)}
     lengths = sorted({len(text) for text in held if len(text)}, reverse=True)
     kept: dict[int, KeptPrefix] = {}

@@ -51,12 +51,12 @@ def _groups(draws: Sequence[Draw], at_once: int) -> Iterator[list[Draw]]:
 
 
 def _settings(draw: Draw) -> tuple[Any, ...]:
-    return len(draw.rows), draw.temperature, draw.top_k, draw.top_p, draw.top_logprobs, draw.alpha
+    makes = draw.distribution is not None
+    return len(draw.rows), draw.temperature, draw.top_k, draw.top_p, draw.top_logprobs, draw.alpha, makes
 
 
 def _draw_group(model: TargetLogits, logits_BV: torch.Tensor, group: Sequence[Draw]) -> torch.Tensor:
-    """For each draw (float64, G x (2 + K + 2 N)) the token, its log-probability in the mixture and after each text, the
-    top tokens, and their log-probabilities."""
+    """Return (float64, G x (2 + K + 2 N)) each draw's token, its log-probabilities, the top tokens, and theirs."""
     first, rows = group[0], [row for draw in group for row in draw.rows]
     adjacent = rows == [*range(rows[0], rows[0] + len(rows))]
     logits = logits_BV[rows[0] : rows[0] + len(rows)] if adjacent else logits_BV[rows]
@@ -72,6 +72,10 @@ def _draw_group(model: TargetLogits, logits_BV: torch.Tensor, group: Sequence[Dr
         plain_GV = (logits_GKV[:, -1].double() - normaliser_GK[:, -1:]).clamp_min(LOWEST)
         contrast_GV = (1 + first.alpha) * log_probs_GV.double() - first.alpha * plain_GV
         log_probs_GV = contrast_GV.log_softmax(-1).float()
+    elif first.distribution is not None:
+        log_probs_GKV = logits_GKV.log_softmax(-1, dtype=torch.float32).cpu().numpy()
+        made = [draw.distribution(log_probs_GKV[place]) for place, draw in enumerate(group) if draw.distribution]
+        log_probs_GV = to_device(torch.from_numpy(np.stack(made)), logits_BV.device)
     token_G1 = _sample(log_probs_GV, group)
     logits_GK1 = logits_GKV.gather(-1, token_G1[:, None].expand(-1, len(first.rows), -1))
     log_probs_GK = logits_GK1[..., 0].double() - normaliser_GK
@@ -85,8 +89,7 @@ def _on(device: torch.device, values: Sequence[Any]) -> torch.Tensor:
 
 
 def _average(logits_GKV: torch.Tensor, log_weights_GK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-probabilities (float32, G x V) of the averages of K predictions (REPLUG, Eq. 2), and what each logit is
-    above its log-probability (float64, G x K)."""
+    """Return the averages (float32, G x V) of K predictions (REPLUG, Eq. 2), and the log of each normaliser (G x K)."""
     weights_GK, normalisers = log_weights_GK.exp().float(), list[torch.Tensor]()
     average_GV = torch.zeros_like(logits_GKV[:, 0], dtype=torch.float32)
     for place in range(logits_GKV.shape[1]):

@@ -33,10 +33,8 @@ _GUESSED: Final = -1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
-    """How a server is asked: by the backend of this name, for the `top_logprobs` most likely tokens (0: text only).
-
-    With `as_ids`, prompts are token ids, not text. `begin` is the token (a BOS) that the server puts before a text.
-    """
+    """How a server is asked: by this backend, for so many likely tokens (0: text only), with prompts as token ids or
+    text, before which the server puts a BOS, `begin`."""
 
     backend: str
     top_logprobs: int = 0
@@ -280,12 +278,9 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a server can do with the best backend that works.
-
-    `max_length` is the maximum number of tokens that the model reads, None if the server does not report it. `greedy`
-    are the tokens that it generates after the probe's text; they distinguish models. `identity` is a hash of all that
-    answers depend on. `ruled_out` are better backends that do not work, with the reasons.
-    """
+    """What a server can do with the best backend that works; `ruled_out` are better ones, with the reasons. `greedy`
+    are the tokens after the probe's text, which distinguish models. `identity` is a hash of all that answers depend
+    on."""
 
     config: BackendConfig
     max_length: int | None

@@ -58,8 +58,7 @@ class _VllmCompletions(openai.Completions):
 
 
 def _prompt_log_probs(answer: JsonObject, tokens: IntArray) -> tuple[Sequence[Mapping[str, Any]], DoubleArray]:
-    """Rows and log-probabilities (float64) of a prompt's tokens but the first; ServerError if vLLM read other
-    tokens."""
+    """Return rows and log-probabilities (float64) of a prompt's tokens but the first; ServerError for others."""
     rows = answer_field(answer, "choices", 0, "prompt_logprobs")
     expect_length(rows, len(tokens), "tokens of a prompt")
     try:
