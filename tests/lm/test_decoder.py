@@ -1,6 +1,6 @@
 """Texts in the middle of being written, read together: each as if it stood alone, and nothing twice."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +278,43 @@ def test_texts_that_cannot_be_read(model: LocalLanguageModel) -> None:
     with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):
         continuations.next_tokens([np.arange(65)])
     check(model.model, continuations, [np.arange(7)])
+
+
+@pytest.fixture
+def small_memory(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A device that holds two texts in a pass; yields the rows of the passes."""
+    passes: list[int] = []
+
+    def count(_: torch.nn.Module, __: object, named: dict[str, torch.Tensor]) -> None:
+        passes.append(len(named["input_ids"]))
+        if passes[-1] > 2:
+            raise torch.OutOfMemoryError
+
+    hook = model.model.register_forward_pre_hook(count, with_kwargs=True)
+    yield passes
+    hook.remove()
+
+
+def test_a_batch_that_memory_does_not_hold_is_halved(model: LocalLanguageModel, small_memory: list[int]) -> None:
+    """And the smaller size is kept."""
+    draw = np.random.default_rng(0)
+    continuations = decoder(model, 1000)
+    for texts in ([draw.integers(0, 250, size=9) for _ in range(4)] for _ in range(2)):
+        with pytest.raises(ModelError, match=r"4 texts of up to 9 tokens, and about [\d,]+ tokens fit: read fewer"):
+            continuations.next_tokens(texts)
+    assert small_memory == [4, 2, 2, 4, 2, 2, 4], "new texts; the last tokens of all, which cannot be halved; again"
+
+
+def test_scored_sequences_that_memory_does_not_hold_are_halved(
+    model: LocalLanguageModel, small_memory: list[int]
+) -> None:
+    draw = np.random.default_rng(0)
+    passes = some_passes([draw.integers(0, 250, size=9) for _ in range(4)], draw)
+    continuations = decoder(model, 8)
+    scores = continuations.score(passes)
+    assert small_memory[-2:] == [2, 2]
+    tried = len(small_memory)
+    continuations.score(passes)
+    assert 4 not in small_memory[tried:]
+    expected = [next(iter(model.score([sequence]))) for sequence in passes]
+    np.testing.assert_allclose(np.concatenate(scores), np.concatenate(expected), rtol=1e-4, atol=1e-5)

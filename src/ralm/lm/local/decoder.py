@@ -133,8 +133,8 @@ class CachedDecoder(LocalDecoder):
             except torch.OutOfMemoryError:
                 if len(sequences) == 1:
                     raise
+        self._rows, self._texts, self._most = KeyValueRows(), [], len(sequences) // 2
         free_cached_memory(self._logits.device)  # outside the handler, which holds the tensors of the failed pass
-        self._rows, self._most = KeyValueRows(), len(sequences) // 2
         return self.score(sequences)
 
     def _score_together(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
