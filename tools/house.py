@@ -76,7 +76,7 @@ def figures(modules: list[Module]) -> list[Figure]:
         Figure("median lines of a file", statistics.median(lengths), aim=130, limit=130, at_least=True),
         Figure("lines of the longest file", max(lengths), aim=450, limit=414),
         Figure("imports, % of lines", 100 * imports / sum(lengths), aim=6, limit=7.95),
-        Figure("lines in tests", tests, aim=32_000, limit=42_980),
+        Figure("lines in tests", tests, aim=32_000, limit=42_985),
         Figure("words in docs, hand-written", words, aim=36_000, limit=28_910),
     ]
 
