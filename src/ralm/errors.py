@@ -68,6 +68,10 @@ class ModelError(RalmError):
     """A language model, an encoder or a tokenizer cannot be loaded or used as asked."""
 
 
+class DeviceMemoryError(ModelError):
+    """A device does not hold the texts that a local model is to read together."""
+
+
 class ServerError(ModelError):
     """A model's server rejects a request, fails or does not answer; `status` is the HTTP status, if it answers."""
 

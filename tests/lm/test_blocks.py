@@ -3,8 +3,10 @@
 import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -260,3 +262,30 @@ class AlwaysFirst:
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         return Hits(np.zeros((len(queries), 1), np.int64), np.ones((len(queries), 1), np.float32))
+
+
+def test_blocks_of_a_file_in_a_cache_that_is_smaller_than_a_batch(model: LocalLanguageModel, tmp_path: Path) -> None:
+    texts = random_texts(np.random.default_rng(0), 40, 45, 50)
+    for count in (100, 3, 4, 5, 100):
+        blocks = Blocks(bytes_of_blocks(model, count), BlockFile(tmp_path / "kept.sqlite", lambda: model.config))
+        choose_decoder(model.logits, POSITIONS, blocks)
+        check(model.model, decoder(model, blocks), texts)
+    assert blocks.found == (2 + 2 + 3) * BLOCK
+
+
+def test_no_key_names_a_block_that_was_not_copied(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an interrupt, and where memory does not hold more blocks."""
+    texts = random_texts(np.random.default_rng(0), *[40] * 3)
+    blocks = Blocks(LARGE)
+    after(model, blocks, texts[0])
+    for error, raised in (
+        (KeyboardInterrupt, pytest.raises(KeyboardInterrupt)),
+        (torch.OutOfMemoryError, nullcontext()),
+    ):
+        with monkeypatch.context() as patch, raised:
+            patch.setattr("ralm.lm.local.blocks.copy_columns", Mock(side_effect=error))
+            after(model, blocks, texts[1])
+    before = blocks.held
+    for text in texts:
+        check(model.model, decoder(model, blocks), [text])
+    assert blocks.held > before, "room that there was is used"

@@ -211,3 +211,12 @@ def test_a_model_that_reads_by_length_is_neither_padded_nor_merged(monkeypatch: 
         with torch.no_grad():
             expected = phi(read[None, :-1]).logits[0].log_softmax(-1)[-len(request.targets) :]
         np.testing.assert_allclose(log_probs, expected.gather(1, read[-len(request.targets) :, None])[:, 0], rtol=1e-4)
+
+
+def test_a_second_wrapper_of_a_model_picks_states_too(
+    model: LocalLanguageModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    again = TargetLogits(model.model, "again")
+    input_BN, row_P, position_P = torch.arange(8).view(2, 4), torch.tensor([1, 0]), torch.tensor([3, 2])
+    torch.testing.assert_close(again(input_BN, row_P, position_P), model.logits(input_BN, row_P, position_P))
+    assert not caplog.messages

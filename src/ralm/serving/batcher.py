@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ralm.errors import ModelError
+from ralm.errors import DeviceMemoryError, ModelError
 from ralm.protocols import WritingModel
 from ralm.reading.sampling import draw_tokens
 from ralm.records import Draw, Drawn, FloatArray, IntArray, ScoringSequence
@@ -50,7 +50,8 @@ class Line:
     draws: Sequence[Draw] = ()
     read: list[int] = field(default_factory=list)
     answer: "Future[list[Drawn]] | None" = None
-    steps_idle: int = 0
+    steps_idle: int = 1
+    """Steps since the answer before; the thread is expected back after 0."""
 
     def wait_for(
         self, texts: Sequence[IntArray], draws: Sequence[Draw], known: Callable[[IntArray], int]
@@ -75,7 +76,7 @@ class Line:
 
     def drop(self) -> None:
         """Forget that texts are in the cache."""
-        self.read = [0] * len(self.texts)
+        self.read, self.steps_idle = [0] * len(self.texts), 1
 
     @property
     def held(self) -> list[IntArray]:
@@ -142,7 +143,7 @@ class Batcher:
         self._chunk = chunk
         self._cache = cache
         self._continuations = model.continuations()
-        self._known: Callable[[IntArray], int] | None = getattr(self._continuations, "known", None)
+        self._cuts = hasattr(self._continuations, "known")
         self._lines = WeakSet[Line]()  # a thread that ended leaves it
         self._numbers = count()
         self._scoring: deque[_Scoring] = deque()
@@ -165,7 +166,8 @@ class Batcher:
         """Return what is drawn after the texts of a line; raises the error of reading them, or that of `enter`."""
         with self._changed:
             self._check_open()
-            answer = line.wait_for(texts, draws, self._known or (lambda _: 0))
+            known: Callable[[IntArray], int] = getattr(self._continuations, "known", lambda _: 0)
+            answer = line.wait_for(texts, draws, known)
             self._changed.notify_all()
         return answer.result()
 
@@ -214,9 +216,10 @@ class Batcher:
             self._changed.wait_for(self._all_are_back, timeout=_PATIENCE * self._step_seconds)
             self._drop_gone()
             lines = self._next_lines()
+            held = [text for line in lines for text in line.held]
             scored = self._next_sequences()
         if lines:
-            self._read_lines(lines)
+            self._read_lines(lines, held)
         if scored:
             self._score(scored)
 
@@ -250,21 +253,27 @@ class Batcher:
         idle = [line for line in self._in_order() if line.answer is None and any(line.read)]
         for line in idle:
             line.steps_idle += 1
-        held = [line for line in idle if self._known is not None and line.steps_idle <= _STEPS_HELD]
+        held = [line for line in idle if self._cuts and line.steps_idle <= _STEPS_HELD]
         taken = lines_that_fit([*waiting, *held], self._cache)
         for line in {*waiting, *idle} - {*taken}:
             line.drop()
         new = [line for line in taken if max(line.unread, default=0) > 1]
-        chunk = sys.maxsize if self._known is None else self._chunk
+        chunk = self._chunk if self._cuts else sys.maxsize
         shares = dict(zip(new, chunk_shares([sum(line.unread) for line in new], chunk), strict=True))
         for line in taken:
             line.advance(shares.get(line, sys.maxsize))
         return taken
 
-    def _read_lines(self, lines: Sequence[Line]) -> None:
+    def _read_lines(self, lines: Sequence[Line], held: Sequence[IntArray]) -> None:
         begin = time.perf_counter()
         try:
-            self._answer(lines)
+            self._answer(lines, held)
+        except DeviceMemoryError as error:
+            self._cache = len(held) * max(map(len, held)) // 2
+            _LOG.warning(
+                "%s From now on at most %d tokens are held at once, and other requests wait.", error, self._cache
+            )
+            self._read_alone(lines)
         except Exception as error:  # noqa: BLE001  # raised in the threads that it belongs to
             self._log_failure(len(lines), error)
             self._read_alone(lines)
@@ -283,9 +292,9 @@ class Batcher:
         _LOG.log(level, "reading %d texts together failed (%s); each is read alone, which is slower", count, what)
         _LOG.debug("the failure was:", exc_info=error)
 
-    def _answer(self, lines: Sequence[Line]) -> None:
+    def _answer(self, lines: Sequence[Line], held: Sequence[IntArray]) -> None:
         """Read the held texts of lines, and answer the complete ones."""
-        texts = {text.tobytes(): text for line in lines for text in line.held}
+        texts = {text.tobytes(): text for text in held}
         rows = {text: row for row, text in enumerate(texts)}
         ready = [line for line in lines if line.answer is not None and not any(line.unread)]
         draws = [
@@ -302,13 +311,13 @@ class Batcher:
         """Read the waiting lines one by one and whole; failing ones get the error."""
         for line in lines:
             self._continuations = self._model.continuations()
-            line.drop()
+            with self._changed:  # a thread that waits for nothing may ask at any time
+                line.drop()
             if line.answer is None:
                 continue
             try:
                 line.advance(sys.maxsize)
-                self._answer([line])
-                line.drop()
+                self._answer([line], line.texts)
             except Exception as error:  # noqa: BLE001  # raised in the thread that waits for it
                 line.fail(error)
 

@@ -62,7 +62,7 @@ class Limits:
         int | None,
         Option(
             "Most tokens of requests whose keys and values are held at once; requests that do not fit wait.",
-            default_text="half of the free memory; on a CPU at most 32768",
+            default_text="a quarter of the free memory; on a CPU at most 32768",
         ),
     ] = None
     texts: int = 128

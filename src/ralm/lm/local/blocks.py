@@ -12,7 +12,8 @@ Shapes: R rows or blocks, H heads, C columns, S size of a head.
 import hashlib
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from itertools import takewhile
@@ -112,37 +113,44 @@ class Blocks:
         """Copy the longest kept beginning of each text into its row, unless more of the row is known; return how many
         columns of each row are known now."""
         columns = {row: known[row] for row in texts}
-        stretches = []
         with self._lock:
             for row, text in texts.items():
                 first, slots = known[row] // BLOCK, self._longest(text)
-                if len(slots) * BLOCK > known[row]:
-                    columns[row] = len(slots) * BLOCK
-                    places = range(first, len(slots))
-                    stretches += [
-                        CopiedColumns(slots[at], 0, row, rows.begins(row) + at * BLOCK, BLOCK) for at in places
-                    ]
-            if stretches:
+                if len(slots) * BLOCK <= known[row]:
+                    continue
+                columns[row] = len(slots) * BLOCK
                 rows.make(self._tensors)
-                copy_columns(self._tensors, rows.tensors, stretches)
+                begin = rows.begins(row)
+                places = range(first, len(slots))
+                # before the next text, whose blocks of the file may take the places of these
+                copied = [CopiedColumns(slots[at], 0, row, begin + at * BLOCK, BLOCK) for at in places]
+                copy_columns(self._tensors, rows.tensors, copied)
             self.found += sum(columns[row] - known[row] for row in texts)
         return columns
 
     def keep(self, rows: KeyValueRows, texts: Mapping[int, IntArray]) -> None:
-        """Keep the blocks of texts whose rows are read; none of a text that is larger than the capacity."""
+        """Keep the blocks of texts whose rows are read; none of a text that is larger than the capacity. If memory does
+        not hold more blocks, the capacity is from now on what it holds."""
         with self._lock:
+            self._begin(rows.tensors)
             for row, text in texts.items():
                 keys = block_keys(text)
-                self._begin(rows.tensors)
-                if not self.keeps(len(text)):
+                new = [(place, key) for place, key in enumerate(keys) if key not in self._slots]
+                if not new or not self.keeps(len(text)):
                     continue
                 self._use([key for key in keys if key in self._slots])
-                stretches, new = [], [(place, key) for place, key in enumerate(keys) if key not in self._slots]
-                for place, key in new:
-                    stretches.append(
-                        CopiedColumns(row, rows.begins(row) + place * BLOCK, self._new_slot(key), 0, BLOCK)
-                    )
-                copy_columns(rows.tensors, self._tensors, stretches)
+                begin = rows.begins(row)
+                try:
+                    with self._new_slots(len(new)) as slots:
+                        copied = [
+                            CopiedColumns(row, begin + place * BLOCK, slot, 0, BLOCK)
+                            for (place, _), slot in zip(new, slots, strict=True)
+                        ]
+                        copy_columns(rows.tensors, self._tensors, copied)
+                except torch.OutOfMemoryError:
+                    self._capacity = (len(self._slots) + len(self._free)) * self._block_bytes
+                    continue
+                self._slots.update((key, slot) for (_, key), slot in zip(new, slots, strict=True))
                 self._use(keys)
                 if self._file is not None:
                     for _, key in new:
@@ -163,11 +171,15 @@ class Blocks:
         shows where the layers are."""
         if key in self._slots or self._file is None or not self._tensors:
             return key in self._slots
-        if (tensors := self._file.get(key)) is not None:
-            for kept, tensor in zip(self._block(self._new_slot(key)), tensors, strict=True):
+        tensors = self._file.get(key)
+        if tensors is None:
+            return False
+        with self._new_slots(1) as [slot]:
+            for kept, tensor in zip(self._block(slot), tensors, strict=True):
                 if kept is not None and tensor is not None:
                     kept.copy_(tensor)
-        return key in self._slots
+        self._slots[key] = slot
+        return True
 
     def _use(self, keys: Sequence[bytes]) -> None:
         """Make blocks the most recently used, the first of a text last: those after it are found only with it."""
@@ -180,19 +192,32 @@ class Blocks:
             self._tensors = [None if tensor is None else zeros_like(tensor, (0, BLOCK)) for tensor in like]
             self._block_bytes = sum(tensor[:1, :, :1].nbytes * BLOCK for tensor in like if tensor is not None)
 
-    def _new_slot(self, key: bytes) -> int:
-        """Return the slot of a new block, which may be that of the least recently used one."""
-        room, most = len(self._slots) + len(self._free), self._capacity // self._block_bytes
-        if not self._free and room < most:
-            more = min(max(room, _FIRST_BLOCKS), most - room)
-            before, self._tensors = (
-                self._tensors,
-                [tensor if tensor is None else zeros_like(tensor, (room + more, BLOCK)) for tensor in self._tensors],
-            )
-            copy_columns(before, self._tensors, [CopiedColumns(slot, 0, slot, 0, BLOCK) for slot in range(room)])
-            self._free = [*range(room, room + more)]
-        self._slots[key] = slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
-        return slot
+    @contextmanager
+    def _new_slots(self, count: int) -> Iterator[list[int]]:
+        """Give slots to fill, which may be those of the least recently used blocks. They are free again after an error:
+        no key may name a block that was not copied."""
+        slots: list[int] = []
+        try:
+            for _ in range(count):
+                self._grow()
+                slots.append(self._free.pop() if self._free else self._slots.popitem(last=False)[1])
+            yield slots
+        except BaseException:
+            self._free += slots
+            raise
+
+    def _grow(self) -> None:
+        """Make room for more blocks, twice as many, if none is free and the capacity allows it."""
+        room, most = (
+            next(len(tensor) for tensor in self._tensors if tensor is not None),
+            self._capacity // self._block_bytes,
+        )
+        if self._free or room >= most:
+            return
+        more = min(max(room, _FIRST_BLOCKS), most - room)
+        grown = [tensor if tensor is None else zeros_like(tensor, (room + more, BLOCK)) for tensor in self._tensors]
+        copy_columns(self._tensors, grown, [CopiedColumns(slot, 0, slot, 0, BLOCK) for slot in range(room)])
+        self._tensors, self._free = grown, [*range(room, room + more)]
 
     def _block(self, slot: int) -> Tensors:
         """Return the tensors (1, H, C, S) of a slot."""

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from ralm.errors import ModelError
+from ralm.errors import DeviceMemoryError, ModelError
 from ralm.lm.local.blocks import BLOCK, Blocks
 from ralm.lm.local.draw import draw_from_logits
 from ralm.lm.local.engine import TargetLogits, length_thresholds, pad_right, target_log_probs, to_device
@@ -74,7 +74,7 @@ class LocalDecoder(ABC):
             return
         free_cached_memory(self._logits.device)
         fit = self._tokens_that_fit()
-        raise ModelError(
+        raise DeviceMemoryError(
             f"{self._logits.name} runs out of memory on {self._logits.device} with {len(texts)} texts of up to "
             f"{max(map(len, texts)):,} tokens{fit}: read fewer documents or prompts at once, lower `max_length`, or "
             'use `dtype="bfloat16"`.'
@@ -125,17 +125,19 @@ class CachedDecoder(LocalDecoder):
     def score(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
         """As the model's `score`, but what sequences begin with is not read again, and the tokens before their first
         targets are kept for the next call. Half as many are read at once from now on if they do not fit into memory."""
-        if len(sequences) > self._most:
-            return self.score(sequences[: self._most]) + self.score(sequences[self._most :])
+        scores: list[FloatArray] = []
         with self._reported_out_of_memory([sequence.tokens_N for sequence in sequences]):
-            try:
-                return self._score_together(sequences)
-            except torch.OutOfMemoryError:
-                if len(sequences) == 1:
-                    raise
-        self._rows, self._texts, self._most = KeyValueRows(), [], len(sequences) // 2
-        free_cached_memory(self._logits.device)  # outside the handler, which holds the tensors of the failed pass
-        return self.score(sequences)
+            while len(scores) < len(sequences):
+                group = sequences[len(scores) : len(scores) + self._most]
+                try:
+                    scores += self._score_together(group)
+                    continue
+                except torch.OutOfMemoryError:
+                    if len(group) == 1:
+                        raise
+                self._rows, self._texts, self._most = KeyValueRows(), [], len(group) // 2
+                free_cached_memory(self._logits.device)  # outside the handler, which holds the failed pass's tensors
+        return scores
 
     def _score_together(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
         prompts = [sequence.tokens_N[: sequence.targets_P[0] - 1] for sequence in sequences]
@@ -196,7 +198,8 @@ class CachedDecoder(LocalDecoder):
             return
         free_cached_memory(self._logits.device)  # outside the handler, which holds the tensors of the failed pass
         rows = [*texts]
-        self._tokens = max(len(text) - known[row] for row, text in texts.items()) * (len(rows) // 2)
+        longest = max(len(text) - known[row] for row, text in texts.items())
+        self._tokens = min(self._tokens, longest * (len(rows) // 2))
         for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
             self._read_batch({row: texts[row] for row in half}, known)
 

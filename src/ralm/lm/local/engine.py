@@ -194,6 +194,8 @@ class TargetLogits:
         for module in self.model.modules():
             if module is self.model or not isinstance(module, PreTrainedModel):
                 continue
+            if isinstance(module.forward, _Body):
+                return True  # of another `TargetLogits` of this model
             module.forward = _Body(module)
             try:
                 if agree(torch.cat([*self.parts(*text, at_once=3)]), expected_PV, self.model.dtype):

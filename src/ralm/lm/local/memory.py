@@ -33,7 +33,9 @@ def _system_bytes() -> int:
 
 def _container_bytes() -> int:
     """Return what is left of the limit of the process's container; without one, more than any system has."""
-    limit, used = _CONTAINER / "memory.max", _CONTAINER / "memory.current"
-    if not (limit.is_file() and used.is_file()) or (most := limit.read_text(encoding="ascii").strip()) == "max":
+    limit, used, parts = (_CONTAINER / f"memory.{name}" for name in ("max", "current", "stat"))
+    if not parts.is_file() or not limit.is_file() or (most := limit.read_text(encoding="ascii").strip()) == "max":
         return 1 << 62
-    return max(0, int(most) - int(used.read_text(encoding="ascii")))
+    sizes = dict(line.split() for line in parts.read_text(encoding="ascii").splitlines())
+    files = int(sizes["active_file"]) + int(sizes["inactive_file"])  # copies of files, which the system drops
+    return max(0, int(most) - int(used.read_text(encoding="ascii")) + files)

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
-from itertools import groupby
-from operator import itemgetter
+from itertools import compress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -103,11 +102,11 @@ class LocalLanguageModel:
 
     @cached_property
     def tokens_at_once(self) -> int:
-        """How many tokens of texts are continued together: those whose keys and values take half of the memory that is
-        free on a GPU, and fewer on a CPU if they take more than that."""
+        """How many tokens of texts are continued together: those whose keys and values take a quarter of the free
+        memory, since rows reserve room to grow; on a CPU no more than `TOKENS_TOGETHER`."""
         if self._decoder is not decoder.CachedDecoder:
             return TOKENS_TOGETHER
-        tokens = memory.free_bytes(self.model.device) // (2 * self.blocks.token_bytes)
+        tokens = memory.free_bytes(self.model.device) // (4 * self.blocks.token_bytes)
         return tokens if self.model.device.type == "cuda" else min(tokens, TOKENS_TOGETHER)
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
@@ -118,14 +117,15 @@ class LocalLanguageModel:
         if len(self.copies) > 1 or not any(grows) or self._decoder is not decoder.CachedDecoder:
             yield from self._engine.score(sequences)
             return
+        growing = self._score_growing([*compress(sequences, grows)])
+        others = self._engine.score([*compress(sequences, [not grow for grow in grows])])
+        for grow in grows:
+            yield next(growing if grow else others)
+
+    def _score_growing(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         growing = decoder.CachedDecoder(self.logits, self.max_length, self.blocks)
-        for grow, group in groupby(zip(grows, sequences, strict=True), key=itemgetter(0)):
-            alike = [sequence for _, sequence in group]
-            if not grow:
-                yield from self._engine.score(alike)
-                continue
-            for numbers in groups_that_fit([[len(sequence)] for sequence in alike], self.tokens_at_once // _SHARE):
-                yield from growing.score(alike[numbers.start : numbers.stop])
+        for numbers in groups_that_fit([[len(sequence)] for sequence in sequences], self.tokens_at_once // _SHARE):
+            yield from growing.score(sequences[numbers.start : numbers.stop])
 
     def distributions(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each sequence, the natural log-probabilities (float32, P x V) of all tokens at its P targets."""
