@@ -31,6 +31,7 @@ from ralm.reading.score import score_text
 from ralm.reading.tokens import prepare_text
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
+from tests.rounding import rounded
 from tests.serving.served import MODEL, PROMPTS, events_of, serving, tiny
 
 READERS: dict[str, Parts] = {
@@ -155,15 +156,6 @@ def test_several_prompts_and_several_times(client: httpx.Client, service: Servic
         expected = generated(service, {**body, "prompt": prompts[number // 2]}, number % 2)
         assert choice["text"] == expected[0]
     assert answer["usage"]["completion_tokens"] == 36
-
-
-def rounded(value: Any) -> Any:
-    """An answer whose numbers have as many digits as do not depend on what was read before."""
-    if isinstance(value, dict):
-        return {name: rounded(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [rounded(part) for part in value]
-    return pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
 
 
 def test_token_ids_are_read_as_the_text_is(client: httpx.Client) -> None:

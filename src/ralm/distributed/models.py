@@ -75,9 +75,8 @@ class ModelLoader:
 class ClusterModel:
     """A local model whose copies are on the machines of a cluster, a `LanguageModel` with the same `config`.
 
-    Log-probabilities are those of one machine, bit for bit, if processors are of one kind and workers have as many
-    threads; on GPUs they differ by rounding, since other texts are read together. Raises ClusterError if machines have
-    other versions or another model.
+    Log-probabilities are those of one machine but for rounding: which texts are read together, and which take what they
+    begin with from another one, differs. Raises ClusterError if machines have other versions or another model.
     """
 
     tier: Final = "all"
