@@ -11,4 +11,4 @@ def rounded(value: Any) -> Any:
         return {name: rounded(part) for name, part in value.items()}
     if isinstance(value, list):
         return [rounded(part) for part in value]
-    return pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
+    return pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
