@@ -61,7 +61,7 @@ class LocalDecoder(ABC):
 
     @abstractmethod
     def _read(self, texts: Sequence[IntArray]) -> torch.Tensor:
-        """The logits (B x V) after the texts, on the device."""
+        """Return the logits (B x V) after the texts, on the device."""
 
     @contextmanager
     def _reported_out_of_memory(self, texts: Sequence[IntArray]) -> Iterator[None]:
@@ -292,7 +292,7 @@ class CachedDecoder(LocalDecoder):
 
 
 def _in_order(logits_RV: torch.Tensor, rows_B: Sequence[int]) -> torch.Tensor:
-    """The logits (B x V) of some rows, without a copy if these are all in their order."""
+    """Return the logits (B x V) of some rows, without a copy if these are all in their order."""
     return logits_RV if [*rows_B] == [*range(len(logits_RV))] else logits_RV[rows_B]
 
 

@@ -25,7 +25,7 @@ _SORTED: Final = 1024
 
 
 def draw_from_logits(model: TargetLogits, logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-    """What is drawn from the predictions of B texts; ModelError if they are NaN."""
+    """Return what is drawn from the predictions of B texts; ModelError if they are NaN."""
     if not draws:
         return []
     if logits_BV.device.type == "mps":  # has no float64
@@ -44,7 +44,7 @@ def draw_from_logits(model: TargetLogits, logits_BV: torch.Tensor, draws: Sequen
 
 
 def _groups(draws: Sequence[Draw], at_once: int) -> Iterator[list[Draw]]:
-    """Draws with the same settings that follow each other, at most so many."""
+    """Yield draws with the same settings that follow each other, at most so many."""
     for _, same in groupby(draws, _settings):
         group = [*same]
         yield from (group[first : first + at_once] for first in range(0, len(group), at_once))
@@ -105,7 +105,7 @@ def _average(logits_GKV: torch.Tensor, log_weights_GK: torch.Tensor) -> tuple[to
 
 
 def _sample(log_probs_GV: torch.Tensor, group: Sequence[Draw]) -> torch.Tensor:
-    """The token of each draw (int64, G x 1), as `sample` in `ralm.reading.sampling` draws it."""
+    """Return the token of each draw (int64, G x 1), as `sample` in `ralm.reading.sampling` draws it."""
     first, vocabulary = group[0], log_probs_GV.shape[1]
     if first.temperature == 0:
         return log_probs_GV.argmax(-1, keepdim=True)
@@ -120,7 +120,7 @@ def _sample(log_probs_GV: torch.Tensor, group: Sequence[Draw]) -> torch.Tensor:
 
 
 def _drawn(weights_GN: torch.Tensor, numbers_G1: torch.Tensor) -> torch.Tensor:
-    """The places that random numbers from 0 to 1 select among weights."""
+    """Return the places that random numbers from 0 to 1 select among weights."""
     cumulated_GN = weights_GN.cumsum(-1)
     return torch.searchsorted(cumulated_GN, numbers_G1 * cumulated_GN[:, -1:], right=True)
 
@@ -146,7 +146,7 @@ def _likely(
 
 
 def _most_likely(log_probs_GV: torch.Tensor, count: int) -> torch.Tensor:
-    """The most likely tokens (int64, G x N), best first, equally likely ones in the order of ids."""
+    """Return the most likely tokens (int64, G x N), best first, equally likely ones in the order of ids."""
     below_GV = log_probs_GV.amax(-1, keepdim=True) - log_probs_GV
     # the bits of floats that are not negative are in their order; below them, the ids order equal ones
     ids_V = torch.arange(log_probs_GV.shape[1], device=log_probs_GV.device)
@@ -155,7 +155,7 @@ def _most_likely(log_probs_GV: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _top(log_probs_GV: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ids of the top tokens and their log-probabilities (G x N), best first."""
+    """Return the ids of the top tokens and their log-probabilities (G x N), best first."""
     if count == 0:
         return log_probs_GV[:, :0], log_probs_GV[:, :0]
     token_GN = _most_likely(log_probs_GV, min(count, log_probs_GV.shape[1]))

@@ -30,6 +30,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from ralm.errors import ModelError
+from ralm.lm.local.memory import free_cached_memory
 from ralm.records import FloatArray, IntArray, ScoringSequence
 
 TOKENS_PER_BATCH: Final = {"cpu": 1, "cuda": 65_536}
@@ -93,7 +94,7 @@ class _Body:
 
 
 def _with_states(output: Any, states: torch.Tensor) -> Any:
-    """A copy of what the body of a model returned, with other states."""
+    """Return a copy of what the body of a model returned, with other states."""
     output = copy(output)
     output[next(iter(output))] = states
     return output
@@ -151,7 +152,7 @@ class TargetLogits:
     def parts(
         self, input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, at_once: int
     ) -> Iterator[torch.Tensor]:
-        """The logits of the target positions in parts of `at_once`; the body of the model reads the input once."""
+        """Yield the logits of the target positions, `at_once` at a time; the body of the model reads the input once."""
         targets = _Targets(row_P, position_P, 0, at_once if self._picks else len(row_P))
         while targets.begin < len(row_P):
             yield from torch.split(self._forward(input_BN, targets, {"use_cache": False})[0], at_once)
@@ -175,7 +176,7 @@ class TargetLogits:
         return logits_PV, after
 
     def _forward(self, input_BN: torch.Tensor, targets: _Targets, options: Mapping[str, Any]) -> tuple[Any, Any]:
-        """The logits (C, V) of a part of the targets, and all that the model returns."""
+        """Return the logits (C, V) of a part of the targets, and all that the model returns."""
         _THREAD.targets = targets if self._picks else None
         try:
             output = self.model(input_ids=to_device(input_BN, self.device), **options)
@@ -219,13 +220,13 @@ class TargetLogits:
 
 
 def trial_text(model: PreTrainedModel) -> torch.Tensor:
-    """A few ordinary tokens (2 x 4), which two ways to read must give the same logits."""
+    """Return a few ordinary tokens (2 x 4), which two ways to read must give the same logits."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     return (torch.arange(8).view(2, 4) + vocabulary // 4) % vocabulary
 
 
 def agree(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether logits of a model in a number format are the same but for rounding."""
+    """Return whether logits of a model in a number format are the same but for rounding."""
     apart = found.float() - expected.float()
     tolerance = _FLOAT32_TOLERANCE if dtype == torch.float32 else _TOLERANCE
     return not bool(apart.norm() > tolerance * expected.float().norm())
@@ -268,8 +269,7 @@ class Replica:
             return self._read(batch, read)
         except torch.OutOfMemoryError:
             pass  # leave the handler, so that the memory of the failed pass is freed
-        if self.logits.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_cached_memory(self.logits.device)
         # from now on half as much is read at once
         if len(batch) > 1:
             middle = len(batch) // 2
