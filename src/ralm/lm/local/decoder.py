@@ -314,18 +314,22 @@ def batches(numbers: Iterable[int], lengths: Mapping[int, int] | Sequence[int], 
 
 
 def _assign_rows(held: Sequence[IntArray], texts: Sequence[IntArray]) -> tuple[list[int], list[KeptPrefix]]:
-    """Return the number of the text of each row, and the row whose text it continues, which only one keeps."""
-    rows = {text.tobytes(): row for row, text in enumerate(held) if len(text)}
-    lengths = sorted({len(text) for text in held if len(text)}, reverse=True)
+    """Return the number of the text of each row, and the row whose text it continues, which only one keeps. A row's
+    text without its last token is continued, too: an unfinished text is read again up to there."""
+    rows: dict[bytes, KeptPrefix] = {}
+    for row, columns in [(row, len(text) - less) for less in (1, 0) for row, text in enumerate(held)]:
+        if columns > 0:
+            rows[held[row][:columns].tobytes()] = KeptPrefix(row, columns)
+    lengths = sorted({prefix.columns for prefix in rows.values()}, reverse=True)
     kept: dict[int, KeptPrefix] = {}
     staying: dict[int, int] = {}
     for number, text in enumerate(texts):
-        beginnings = (text[:length].tobytes() for length in (len(text), *lengths) if length <= len(text))
-        row = next((rows[beginning] for beginning in beginnings if beginning in rows), None)
-        if row is not None:
-            kept[number] = KeptPrefix(row, len(held[row]))
-            if row < len(texts):
-                staying.setdefault(row, number)
+        beginnings = (text[:length].tobytes() for length in lengths if length <= len(text))
+        prefix = next((rows[beginning] for beginning in beginnings if beginning in rows), None)
+        if prefix is not None:
+            kept[number] = prefix
+            if prefix.source < len(texts):
+                staying.setdefault(prefix.source, number)
     stays = set(staying.values())
     others = iter([number for number in range(len(texts)) if number not in stays])
     numbers_R = [staying[row] if row in staying else next(others) for row in range(len(texts))]
