@@ -11,7 +11,7 @@ import pytest
 import ralm
 from ralm.lm.local import draw
 from ralm.reading import mixture, score
-from ralm.serving.service import Service
+from ralm.serving.service import LocalService
 from tests.cli.program import TEXT, done
 from tests.serving.served import save_index, serving, tiny
 
@@ -20,7 +20,7 @@ BODY = {"model": "ralm-tiny", "prompt": "The dog", "max_tokens": 1, "ralm": {"re
 
 
 def serve(index: Path) -> None:
-    with serving(Service(tiny(), folders={"few": index})) as url:
+    with serving(LocalService(tiny(), folders={"few": index})) as url:
         assert httpx.post(f"{url}/v1/completions", json=BODY).status_code == 500
     raise ZeroDivisionError
 

@@ -23,7 +23,7 @@ import pytest
 
 from ralm.lm.registry import load_local_model
 from ralm.serving.options import ServeOptions
-from ralm.serving.service import Service
+from ralm.serving.service import LocalService
 from tests.api.backings import OfModel
 from tests.api.dialects import VLLM
 from tests.api.scripted_server import ScriptedServer
@@ -160,7 +160,9 @@ def served(found: list[Block]) -> Iterator[list[Block]]:
     found = [block for block in found if not block.reason]
     if any(OWN_SERVER in block.code for block in found):
         options = ServeOptions(prompt="in-context-ralm")
-        service = Service(load_local_model("gpt2"), options, folders={"my-index": Path("my-index")}, max_length=512)
+        service = LocalService(
+            load_local_model("gpt2"), options, folders={"my-index": Path("my-index")}, max_length=512
+        )
         with serving(service) as address:
             yield [replace(block, code=block.code.replace(OWN_SERVER, address)) for block in found]
     elif any(SERVER in block.code for block in found):

@@ -214,6 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._serve()
 
+    do_DELETE = do_POST
+
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.model import ProxiedModel
 from ralm.reading import ReadingOptions
 from ralm.serving.audit import AuditLog
 from ralm.serving.options import ServeOptions, Settings
-from ralm.serving.service import Service
+from ralm.serving.proxy import ProxyService
 from tests.api.scripted_server import HttpServer, Request
 from tests.api.writing import Reply
 from tests.serving.served import serving
@@ -38,13 +37,16 @@ class ChatUpstream:
         return self.server.posts[-1]
 
     def reply(self, request: Request) -> Reply:
-        if request.method == "GET":
+        if request.method == "GET" and request.path == "/v1/models":
             return Reply({"object": "list", "data": [{"id": NAME, "owned_by": "hosted", "context_length": 9_000}]})
         if self.instead is not None:
             return self.instead
         if request.path == "/v1/embeddings":
             vector = {"object": "embedding", "index": 0, "embedding": [0.5]}
             return Reply({"object": "list", "data": [vector], "usage": {"prompt_tokens": 3, "total_tokens": 3}})
+        if request.path == "/v1/responses":
+            stream = request.body.get("stream")
+            return Reply({}, raw=lambda _: self.stream_response()) if stream else Reply(response_of("completed"))
         if request.path.partition("?")[0] != "/v1/chat/completions":
             return Reply({"error": {"message": "This is a chat model", "type": "invalid_request_error"}}, 404)
         body = request.body
@@ -58,6 +60,14 @@ class ChatUpstream:
             for number in range(body.get("n") or 1)
         ]
         return Reply({**head("chat.completion"), "choices": choices, "usage": USAGE}, headers={"X-Request-Id": "req_7"})
+
+    def stream_response(self) -> Iterator[bytes | float]:
+        yield EVENTS
+        yield response_event({"type": "response.created", "response": response_of("in_progress")})
+        for word in WORDS:
+            place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+            yield response_event({"type": "response.output_text.delta", **place, "delta": word})
+        yield response_event({"type": "response.completed", "response": response_of("completed")})
 
     def stream(self, body: dict[str, Any]) -> Iterator[bytes | float]:
         try:
@@ -82,6 +92,20 @@ def head(kind: str) -> dict[str, Any]:
     return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": "chat-1-0613", "system_fingerprint": "fp_1"}
 
 
+def response_of(status: str) -> dict[str, Any]:
+    """What /responses answers."""
+    text = {"type": "output_text", "text": "".join(WORDS), "annotations": [], "logprobs": []}
+    message = {"type": "message", "id": "msg_1", "role": "assistant", "status": status, "content": [text]}
+    usage = {"input_tokens": 71, "output_tokens": 6, "total_tokens": 77}
+    head = {"id": "resp_1", "object": "response", "created_at": 1, "model": NAME, "status": status, "tools": []}
+    done = {"output": [{"type": "reasoning", "id": "rs_1", "summary": []}, message], "usage": usage}
+    return {**head, **(done if status == "completed" else {"output": [], "usage": None})}
+
+
+def response_event(value: dict[str, Any]) -> bytes:
+    return f"event: {value['type']}\ndata: {json.dumps({'sequence_number': 1, **value})}\n\n".encode()
+
+
 def event(choice: dict[str, Any]) -> bytes:
     choices = [{"index": 0, "finish_reason": None, **choice}]
     value = json.dumps({**head("chat.completion.chunk"), "choices": choices}, ensure_ascii=False)
@@ -99,8 +123,8 @@ def passing_on(
     """A chat API, and the address of a server in front of it with an index; `key` is the API's."""
     upstream = ChatUpstream(seconds)
     with upstream.server as server:
-        model = ProxiedModel(f"{server.url}#{NAME}", Endpoint(server.url, NAME, key), 5.0, 9_000)
-        reading = ReadingOptions(reader="concatenation:documents=2")
+        settings = Settings(reading=ReadingOptions(reader="concatenation:documents=2"))
         folders = {} if index is None else {"few": index}
-        with serving(Service(model, ServeOptions(**options), Settings(reading=reading), folders, audit=audit)) as url:
+        endpoint = Endpoint(server.url, NAME, key)
+        with serving(ProxyService(endpoint, 5.0, ServeOptions(**options), settings, folders, audit=audit)) as url:
             yield upstream, url

@@ -30,7 +30,7 @@ from ralm.records import Document, Message
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.serving.options import ServeOptions
-from ralm.serving.service import Service
+from ralm.serving.service import LocalService
 from tests.chat_models import POSITIONS, save_chat_model
 from tests.fakes import CountingModel, WordTokenizer
 from tests.serving.served import save_index, serving
@@ -81,7 +81,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(model: WritingModel, index: Path) -> Iterator[str]:
-    with serving(Service(model, folders={"texts": index})) as address:
+    with serving(LocalService(model, folders={"texts": index})) as address:
         yield address
 
 
@@ -389,10 +389,10 @@ def test_a_passage_that_there_is_not(url: str) -> None:
 def test_a_model_without_a_chat_template(index: Path) -> None:
     tiny = load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
     body: dict[str, Any] = {"model": "ralm-tiny", "max_tokens": 8, "temperature": 0}
-    with serving(Service(tiny, folders={"texts": index})) as url:
+    with serving(LocalService(tiny, folders={"texts": index})) as url:
         message = refused(url, QUESTION, **body)["message"]
         assert "ralm-tiny has no chat template: use /v1/completions" in message
-    with serving(Service(tiny, ServeOptions(prompt="replug"), folders={"texts": index})) as url:
+    with serving(LocalService(tiny, ServeOptions(prompt="replug"), folders={"texts": index})) as url:
         source, options = FromRetriever.of_index(index), AnswerOptions(new_tokens=8)
         answerer = Answerer(tiny, open_prompt("replug"), source, options=options)
         [expected] = answerer.answers([QUESTION[0]["content"]])
@@ -419,16 +419,16 @@ def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingMo
 
 def test_prompts_that_are_none_of_chats(model: WritingModel) -> None:
     with pytest.raises(UsageError, match="chat-choice is for questions with choices"):
-        Service(model, ServeOptions(prompt="chat-choice"))
+        LocalService(model, ServeOptions(prompt="chat-choice"))
     with pytest.raises(InputError, match="is unknown"):
-        Service(model, ServeOptions(prompt="absent"))
+        LocalService(model, ServeOptions(prompt="absent"))
 
 
 def test_a_model_that_gives_text_alone(index: Path) -> None:
     tokenizer = WordTokenizer()
     tokenizer.encode("Question: Answer: Knowledge: The whales sing in the sea. Who sings by the sea?")
     model = CountingModel(tokenizer, tier="text", name="words", max_length=400)
-    service = Service(model, ServeOptions(prompt="replug"), folders={"texts": index})
+    service = LocalService(model, ServeOptions(prompt="replug"), folders={"texts": index})
     body: dict[str, Any] = {"model": "words", "max_tokens": 2, "temperature": 0}
     said = [{"role": "user", "content": "Who sings by the sea?"}]
     with serving(service) as url:

@@ -12,14 +12,14 @@ from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.reading.parts import Parts
-from ralm.serving.service import Service
+from ralm.serving.service import LocalService
 from tests.serving.served import MODEL, PROMPTS, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WRITTEN = {"max_tokens": 12, "temperature": 0}
 
 
-def expected(service: Service, prompt: str, *, plain: bool = False) -> str:
+def expected(service: LocalService, prompt: str, *, plain: bool = False) -> str:
     """What the library writes."""
     source = None if plain else FromRetriever.of_index(service.indexes.index("few"))
     return "".join(one.text for one in generate(prompt, tiny(), GenerationOptions(new_tokens=12), source))
@@ -30,7 +30,7 @@ def of_openai(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
 
 
-def test_openai(of_openai: openai.OpenAI, service: Service) -> None:
+def test_openai(of_openai: openai.OpenAI, service: LocalService) -> None:
     answer = of_openai.completions.create(model=MODEL, prompt=PROMPTS[0], logprobs=1, **WRITTEN)  # type: ignore[call-overload]
     assert answer.choices[0].text == expected(service, PROMPTS[0])
     assert answer.choices[0].finish_reason == "length"
@@ -40,7 +40,7 @@ def test_openai(of_openai: openai.OpenAI, service: Service) -> None:
     assert of_openai.models.retrieve(MODEL).id == MODEL
 
 
-def test_openai_chooses_how_it_is_read(of_openai: openai.OpenAI, service: Service) -> None:
+def test_openai_chooses_how_it_is_read(of_openai: openai.OpenAI, service: LocalService) -> None:
     body: Any = {"model": MODEL, "prompt": PROMPTS[0], **WRITTEN}
     plain = of_openai.completions.create(**body, extra_body={"ralm": {"index": None}})
     assert plain.choices[0].text == expected(service, PROMPTS[0], plain=True)
@@ -53,7 +53,7 @@ def test_openai_chooses_how_it_is_read(of_openai: openai.OpenAI, service: Servic
     assert unknown.value.code == "model_not_found"
 
 
-def test_openai_chooses_an_index_by_the_name_of_the_model(of_openai: openai.OpenAI, service: Service) -> None:
+def test_openai_chooses_an_index_by_the_name_of_the_model(of_openai: openai.OpenAI, service: LocalService) -> None:
     body: Any = {"prompt": PROMPTS[0], **WRITTEN}
     for name, index in (("plain", None), ("few", "few")):
         text = expected(service, PROMPTS[0], plain=index is None)
@@ -73,7 +73,7 @@ def test_openai_chooses_an_index_by_the_name_of_the_model(of_openai: openai.Open
 
 @pytest.mark.parametrize(("of", "name"), [("plain_url", MODEL), ("url", f"{MODEL}:plain")])
 def test_our_own_api_model_is_of_the_first_tier(
-    of: str, name: str, request: pytest.FixtureRequest, service: Service, tmp_path: Path
+    of: str, name: str, request: pytest.FixtureRequest, service: LocalService, tmp_path: Path
 ) -> None:
     """Scores, ensembles and generation through the server are those of the same model in this process, also if the
     server reads an index by default."""

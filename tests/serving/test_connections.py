@@ -20,7 +20,7 @@ from ralm.records import IntArray, NextTokens
 from ralm.serving import connections
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.server import bound_socket
-from ralm.serving.service import Service
+from ralm.serving.service import LocalService
 from tests.api.backings import OfTable
 from tests.serving.served import MODEL, PROMPTS, serving, tiny
 from tests.serving.test_limits import limited, until
@@ -79,7 +79,7 @@ def test_half_a_request_is_ended(monkeypatch: pytest.MonkeyPatch, half: str) -> 
 
 
 def test_a_request_that_is_refused_is_not_read_for_ever() -> None:
-    service = Service(tiny(), ServeOptions(limits=Limits(body_seconds=0.5)), key="a-key")
+    service = LocalService(tiny(), ServeOptions(limits=Limits(body_seconds=0.5)), key="a-key")
     with serving(service) as url, sent(url, HALVES["half a body"]) as slow:
         assert received(slow).startswith(b"HTTP/1.1 401 ")
 
@@ -149,7 +149,7 @@ def test_the_server_ends_beside_half_a_request(half: str) -> None:
 @pytest.mark.parametrize("seconds", [0.5, 600])
 def test_the_server_ends_beside_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(connections, "_READ_SECONDS", 600 if seconds == 0.5 else 1)
-    service = Service(tiny(), ServeOptions(limits=Limits(shutdown_seconds=seconds)))
+    service = LocalService(tiny(), ServeOptions(limits=Limits(shutdown_seconds=seconds)))
     with ExitStack() as stack:
         with serving(service) as url:
             stack.enter_context(sent(url, whole(FULL)))
@@ -169,7 +169,7 @@ class Stuck(OfTable):
 def test_a_request_is_answered_in_time_whatever_its_thread_does() -> None:
     body = {**ASK, "model": "table-1", "prompt": "abc"}
     limits = Limits(seconds=0.5, requests_at_once=1)
-    with serving(Service(Stuck(seed=1), ServeOptions(limits=limits))) as url:
+    with serving(LocalService(Stuck(seed=1), ServeOptions(limits=limits))) as url:
         for words in ("timed out", "waited in the queue too long"):
             begin = time.monotonic()
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30)

@@ -29,7 +29,7 @@ from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.provenance import traced_generation
 from ralm.reading.score import score_text
 from ralm.reading.tokens import prepare_text
-from ralm.serving.service import Service
+from ralm.serving.service import LocalService
 from tests.api.backings import OfTable
 from tests.rounding import rounded
 from tests.serving.served import MODEL, PROMPTS, events_of, serving, tiny
@@ -68,11 +68,11 @@ def drawn(draw: random.Random, *, echo: bool) -> dict[str, Any]:
     return body
 
 
-def source_of(service: Service, choice: Mapping[str, Any]) -> FromRetriever | None:
+def source_of(service: LocalService, choice: Mapping[str, Any]) -> FromRetriever | None:
     return None if choice.get("index", "few") is None else FromRetriever.of_index(service.indexes.index("few"))
 
 
-def parts_of(service: Service, choice: Mapping[str, Any]) -> dict[str, Any]:
+def parts_of(service: LocalService, choice: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "source": source_of(service, choice),
         "parts": replace(
@@ -82,7 +82,7 @@ def parts_of(service: Service, choice: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def generated(service: Service, body: Mapping[str, Any], time: int = 0) -> tuple[str, list[float]]:
+def generated(service: LocalService, body: Mapping[str, Any], time: int = 0) -> tuple[str, list[float]]:
     """What the library writes for a request, and the log-probability of each token."""
     choice, stop = body["ralm"], body.get("stop", ())
     options = GenerationOptions(
@@ -97,7 +97,7 @@ def generated(service: Service, body: Mapping[str, Any], time: int = 0) -> tuple
     return "".join(piece.text for piece in pieces), [one.log_prob for piece in pieces for one in piece.tokens]
 
 
-def evaluated(service: Service, body: Mapping[str, Any]) -> list[float]:
+def evaluated(service: LocalService, body: Mapping[str, Any]) -> list[float]:
     """The log-probability of every token of a prompt but the first, as `ralm eval` gives it."""
     plan = PlanOptions(max_length=tiny().max_length, stride=body["ralm"].get("stride", 4))
     scorer = Scorer(tiny(), progress=False)
@@ -107,7 +107,7 @@ def evaluated(service: Service, body: Mapping[str, Any]) -> list[float]:
     return found
 
 
-def check(service: Service, body: Mapping[str, Any], answer: Any) -> None:
+def check(service: LocalService, body: Mapping[str, Any], answer: Any) -> None:
     """The one choice of an answer is what the library gives."""
     [choice] = answer["choices"]
     listed = choice["logprobs"]["token_logprobs"]
@@ -129,7 +129,7 @@ def answered(client: httpx.Client, body: Mapping[str, Any]) -> Any:
 
 @pytest.mark.filterwarnings("ignore:no passage was found")
 @pytest.mark.parametrize("echo", [False, True])
-def test_random_requests_alone_and_among_many(client: httpx.Client, service: Service, echo: bool) -> None:
+def test_random_requests_alone_and_among_many(client: httpx.Client, service: LocalService, echo: bool) -> None:
     draw = random.Random(5 + echo)
     bodies = [drawn(draw, echo=echo) for _ in range(24)]
     bodies = [body for body in bodies if not (echo and body["prompt"] == "The")]  # nothing before its only token
@@ -147,7 +147,7 @@ def test_random_requests_alone_and_among_many(client: httpx.Client, service: Ser
         )
 
 
-def test_several_prompts_and_several_times(client: httpx.Client, service: Service) -> None:
+def test_several_prompts_and_several_times(client: httpx.Client, service: LocalService) -> None:
     body = {"model": MODEL, "max_tokens": 6, "temperature": 1.0, "seed": 7, "ralm": {}}
     prompts = PROMPTS[:3]
     answer = answered(client, {**body, "prompt": prompts, "n": 2})
@@ -195,7 +195,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client, prompt: st
     assert pieces[-2]["search_results"] == whole["search_results"]
 
 
-def test_sources_and_gains_of_what_is_written(client: httpx.Client, service: Service) -> None:
+def test_sources_and_gains_of_what_is_written(client: httpx.Client, service: LocalService) -> None:
     body = {"model": MODEL, "prompt": PROMPTS[0], "max_tokens": 9, "temperature": 0, "seed": 0}
     answer = answered(client, {**body, "ralm": {"reader": "ensemble", "documents": 3, "gain": True}})
     options = GenerationOptions(new_tokens=9)
@@ -219,7 +219,7 @@ def test_sources_and_gains_of_what_is_written(client: httpx.Client, service: Ser
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_likeliest_tokens_of_a_prompt(client: httpx.Client, service: Service, reader: str) -> None:
+def test_likeliest_tokens_of_a_prompt(client: httpx.Client, service: LocalService, reader: str) -> None:
     choice = (
         {"reader": reader} if reader == "in-context" else {"reader": reader, "documents": READERS[reader].reader.hits}
     )
@@ -259,7 +259,7 @@ def test_a_prompt_of_one_token_has_nothing_before_it(client: httpx.Client) -> No
 def test_the_end_of_a_text_is_a_token_behind_an_echoed_prompt() -> None:
     """Clients of `echo` count on one token more than the prompt has, whatever the model writes."""
     body = {"model": "table-1", "max_tokens": 40, "temperature": 1, "logprobs": 0}
-    with serving(Service(OfTable(seed=1, ends=True))) as url, httpx.Client(base_url=url, timeout=60) as http:
+    with serving(LocalService(OfTable(seed=1, ends=True))) as url, httpx.Client(base_url=url, timeout=60) as http:
         reasons = Counter[str]()
         for seed in range(20):
             [alone] = answered(http, {**body, "seed": seed, "prompt": "abc"})["choices"]

@@ -9,7 +9,7 @@ from ralm.harness.model import RalmLM
 from ralm.lm import model_path
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
-from ralm.serving.service import Service
+from ralm.serving.service import LocalService
 from tests.chat_models import save_chat_model
 from tests.harness.local_tasks import PAGES, answers, assert_alike, evaluated, requests, save_tasks
 from tests.serving.served import MODEL, serving, tiny
@@ -36,7 +36,9 @@ def test_without_retrieval_the_figures_are_those_of_hf(plain_url: str, tasks: Pa
     assert_alike(found, expected, KINDS)
 
 
-def test_under_retrieval_whole_texts_are_scored_as_by_our_own_model(url: str, service: Service, tasks: Path) -> None:
+def test_under_retrieval_whole_texts_are_scored_as_by_our_own_model(
+    url: str, service: LocalService, tasks: Path
+) -> None:
     """The harness puts an end-of-text token before a text, so that the first token is scored too."""
     found = answers(evaluated("local-completions", tasks, ["pages"], model_args=of_server(url)), "pages")
     source = FromRetriever.of_index(service.indexes.index("few"))
@@ -60,7 +62,7 @@ def test_chats_without_retrieval_are_those_of_hf(tmp_path: Path, tasks: Path) ->
     }
     expected = evaluated("hf", tasks, ["writing"], model_args=f"pretrained={folder},dtype=float32", device="cpu", **how)
     model = load_language_model(str(folder), ModelOptions(dtype="float32"))
-    with serving(Service(model)) as url:
+    with serving(LocalService(model)) as url:
         arguments = f"base_url={url}/v1/chat/completions,model=tiny-chat,max_retries=1"
         found = evaluated("local-chat-completions", tasks, ["writing"], model_args=arguments, **how)
     texts = [text.replace("<s>", "") for text in answers(found, "writing")]  # `hf` leaves out special tokens

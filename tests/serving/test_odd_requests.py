@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.serving.options import Limits, ServeOptions
-from ralm.serving.service import Service
+from ralm.serving.service import LocalService
 from tests.chat_models import save_chat_model
 from tests.serving.served import MODEL, serving
 
@@ -53,7 +53,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory, index: Path) -> Iterator[htt
     folder = save_chat_model(tmp_path_factory.mktemp("model") / "tiny-chat")
     model = load_language_model(str(folder), ModelOptions(dtype="float32"))
     limits = Limits(texts=3, new_tokens=4, documents=2)
-    service = Service(model, ServeOptions(limits=limits), folders={"few": index})
+    service = LocalService(model, ServeOptions(limits=limits), folders={"few": index})
     with serving(service) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 

@@ -13,10 +13,7 @@ from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.reading.plan import PlanOptions
 from ralm.records import Document
 from ralm.serving.options import ServeOptions, Settings
-from ralm.serving.service import Service
-from tests.api.backings import OfModel
-from tests.api.dialects import VLLM, Dialect, LlamaCppPython
-from tests.api.served import served
+from ralm.serving.service import LocalService
 from tests.browser import Tab, browser_tab, needs_browser
 from tests.chat_models import save_chat_model
 from tests.serving.chat_upstream import WORDS, passing_on
@@ -40,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page_url(folder: Path) -> Iterator[str]:
-    with serving(Service(tiny(), folders={"few": folder})) as url:
+    with serving(LocalService(tiny(), folders={"few": folder})) as url:
         yield f"{url}/"
 
 
@@ -108,7 +105,7 @@ def test_what_may_be_chosen(page_url: str, folder: Path) -> None:
     assert told["choices"]["retriever"] == {"values": ["bm25", "random"]}, "the index has no vectors"
     assert told["choices"]["documents"] == {"least": 1, "most": 100}
     assert told["can"] == {"chat": False, "turns": True, "completions": True, "logprobs": True, "gain": True}
-    with serving(Service(tiny(), ServeOptions(allow=("reader",)), folders={"few": folder}, key=KEY)) as url:
+    with serving(LocalService(tiny(), ServeOptions(allow=("reader",)), folders={"few": folder}, key=KEY)) as url:
         assert httpx.get(f"{url}/choices").status_code == 401
         assert httpx.get(f"{url}/").status_code == 200
         told = httpx.get(f"{url}/choices", headers={"Authorization": f"Bearer {KEY}"}).json()
@@ -270,7 +267,7 @@ def test_on_a_phone_it_is_one_column_and_the_sources_of_a_token_can_be_closed(ta
 @needs_browser
 def test_escape_stops_and_errors_are_told(tab: Tab, folder: Path) -> None:
     settings = Settings(plan=PlanOptions(max_length=256, document_tokens=32))
-    service = Service(SlowTable(0.05), settings=settings, folders={"few": folder})
+    service = LocalService(SlowTable(0.05), settings=settings, folders={"few": folder})
     with serving(service) as url:
         tab.open(f"{url}/#tab=play&max_tokens=200&temperature=0")
         tab.type("#prompt", "abc")
@@ -293,7 +290,7 @@ def test_escape_stops_and_errors_are_told(tab: Tab, folder: Path) -> None:
 @needs_browser
 def test_a_key_is_asked_for_and_kept_nowhere(tab: Tab, folder: Path) -> None:
     options = ServeOptions(allow=("reader", "gain"))
-    with serving(Service(tiny(), options, folders={"few": folder}, key=KEY)) as url:
+    with serving(LocalService(tiny(), options, folders={"few": folder}, key=KEY)) as url:
         tab.open(f"{url}/#tab=play&max_tokens=4&reader=ensemble")
         assert tab.value("document.getElementById('key').checkVisibility()")
         tab.type("#key", KEY)
@@ -404,7 +401,7 @@ def test_a_chat_is_stopped_and_tried_again(tab: Tab, index: Path) -> None:
 def test_a_chat_with_measured_sources_and_every_tab_by_keyboard(tab: Tab, index: Path, tmp_path: Path) -> None:
     folder = save_chat_model(tmp_path / "tiny-chat")
     model = load_language_model(str(folder), ModelOptions(dtype="float32"))
-    with serving(Service(model, folders={"few": index})) as url:
+    with serving(LocalService(model, folders={"few": index})) as url:
         tab.open(f"{url}/#max_tokens=12&temperature=0")
         tab.value("document.getElementById('tab-chat').focus()")
         tab.press("ArrowRight")
@@ -432,20 +429,6 @@ def test_the_page_asks_for_nothing_that_the_server_rejects(tab: Tab, page_url: s
     tab.open(page_url)  # this model has no chat template
     assert tab.value("document.getElementById('tab-chat').disabled")
     assert not tab.value("document.getElementById('play').hidden")
-
-
-@needs_browser
-@pytest.mark.parametrize("dialect", [VLLM(), LlamaCppPython()], ids=["tier 1", "tier 2"])
-def test_the_playground_in_front_of_a_server_of_completions(tab: Tab, index: Path, dialect: Dialect) -> None:
-    """Tokens have gains if the server gives log-probabilities of given texts; else the prompt is still continued."""
-    prompt = "The whales sing in"
-    with served(OfModel(tiny()), dialect) as (_, model), serving(Service(model, folders={"few": index})) as url:
-        write(tab, f"{url}/", prompt)
-        given = {"model": "scripted", "prompt": prompt, "max_tokens": 12, "temperature": 0}
-        for name, more in (("text", {}), ("plain", {"ralm": {"index": None}})):
-            answer = httpx.post(f"{url}/v1/completions", json={**given, **more}, timeout=60).json()
-            assert continued(tab, name) == (prompt + answer["choices"][0]["text"]).strip()
-        assert bool(text_of(tab, "gain")) is (model.tier != "top_k")
 
 
 @needs_browser

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from ralm.serving.proxy import _EventBuffer
 from tests.api.writing import Reply
 from tests.serving.chat_upstream import CALL, EVENTS, NAME, USAGE, WORDS, ChatUpstream, event, passing_on
 from tests.serving.served import events_of
@@ -294,6 +295,96 @@ def test_a_query_that_the_model_rewrites(index: Path) -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
 
 
+SYSTEM = {"role": "system", "content": [{"type": "input_text", "text": "Be brief."}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        QUESTION,
+        [SYSTEM, {"role": "user", "content": QUESTION}],
+        [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]}],
+    ],
+    ids=["text", "messages", "parts"],
+)
+def test_responses_get_passages_and_sources(asked: Any, stream: bool, upstream: ChatUpstream, url: str) -> None:
+    client: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-client", max_retries=0)
+    more = {"instructions": "Answer.", "reasoning": {"effort": "low"}, "store": False}
+    answer = client.responses.create(model=f"{NAME}:few", input=asked, stream=stream, **more)
+    if stream:
+        events = [*answer]
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "".join(WORDS)
+        answer = events[-1].response
+    assert answer.output_text == "".join(WORDS)
+    [cited] = answer.output[1].content[0].annotations
+    assert (cited.title, answer.output_text[cited.start_index : cited.end_index]) == ("The Sea", "[1]")
+    assert [one["title"] for one in answer.search_results] == ["The Sea", "night"]
+    assert [one["known"] for one in answer.ralm["choices"][0]["sources"]] == ["cited", "retrieved"]
+    sent = upstream.last.body
+    before = json.dumps(sent["input"]).partition(json.dumps(QUESTION)[1:-1])[0]
+    assert "[1] The Sea\\nThe whales sing in the deep blue sea by night.\\n\\n[2] " in before
+    assert {name: sent[name] for name in more} == more
+    assert (sent["model"], sent.get("stream", False)) == (NAME, stream)
+
+
+def test_what_has_no_passages_is_passed_on_as_it_is(upstream: ChatUpstream, url: str) -> None:
+    upstream.instead = Reply({"id": "file-1", "deleted": True})
+    for method, path in (
+        ("GET", "/v1/responses/resp_1?a=1"),
+        ("DELETE", "/v1/files/file-1"),
+        ("POST", "/v1/moderations"),
+    ):
+        content = b'{"input" : [1.0, 2e3]}' if method == "POST" else None
+        headers = {"content-type": "application/json"} if content else {}
+        answer = httpx.request(method, f"{url}{path}", content=content, headers=headers, timeout=30)
+        assert (answer.status_code, answer.json()) == (200, {"id": "file-1", "deleted": True})
+        last = upstream.server.requests[-1]
+        assert (last.method, last.path) == (method, path)
+    asked = len(upstream.server.requests)
+    answer = httpx.get(f"{url}/v1/a/%2e%2e/%2e%2e/metrics", timeout=30)
+    assert (answer.status_code, len(upstream.server.requests)) == (404, asked)
+
+
+@pytest.mark.parametrize("count", [-5, 10**400, 10**30, "7", None, True, 1.5])
+def test_an_answer_whose_counts_are_wrong_comes_back(count: Any, upstream: ChatUpstream, url: str) -> None:
+    choices = [{"index": 0, "message": {"content": "Whales."}, "finish_reason": "stop"}]
+    upstream.instead = Reply({"choices": choices, "usage": {"prompt_tokens": count, "completion_tokens": count}})
+    answer = posted(url, {"messages": ASKED})
+    assert (answer.status_code, answer.json()["choices"][0]["message"]["content"]) == (200, "Whales.")
+
+
+@pytest.mark.parametrize("status", [199, 600, 999])
+def test_a_status_that_http_does_not_have(status: int, upstream: ChatUpstream, url: str) -> None:
+    upstream.instead = Reply({}, raw=lambda _: iter([b"HTTP/1.1 %d Odd\r\nContent-Length: 2\r\n\r\n{}" % status]))
+    answer = posted(url, {"messages": ASKED})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (502, "server_error")
+
+
+def test_a_key_in_a_stream_does_not_reach_the_client(upstream: ChatUpstream, url: str) -> None:
+    parts = event({"delta": {"content": "it is sk-upstream."}}).partition(b"sk-up")
+    upstream.instead = Reply({}, raw=lambda _: iter([EVENTS, parts[0] + parts[1], 0.05, parts[2]]))
+    answer = posted(url, {"messages": ASKED, "stream": True}).text
+    assert ("sk-upstream" in answer, "it is [key]." in answer) == (False, True)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_events_that_come_in_any_parts(size: int) -> None:
+    buffer, events = _EventBuffer(), [b"data: 1\n\n", b"event: a\r\ndata: 2\r\n\r\n", b": wait\n\n"]
+    content = b"".join(events) * 2 + b"data: un"
+    given = [one for at in range(0, len(content), size) for one in buffer.add(content[at : at + size])]
+    assert (given, buffer.rest) == (events * 2, b"data: un")
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity"])
+def test_a_number_that_json_does_not_have(number: str, upstream: ChatUpstream, url: str) -> None:
+    before = len(upstream.server.posts)
+    content = f'{{"model": "{NAME}", "messages": [], "temperature": {number}}}'
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{url}/v1/chat/completions", content=content, headers=headers, timeout=30)
+    assert (answer.status_code, len(upstream.server.posts)) == (400, before)
+
+
 def test_embeddings_are_passed_on(upstream: ChatUpstream, url: str) -> None:
     body = {"input": ["whales", "sheep"], "dimensions": 1, "unknown": 3}
     for name, sent in ((NAME, NAME), ("text-embedding-3-small", "text-embedding-3-small"), (f"{NAME}:few", NAME)):
@@ -331,7 +422,6 @@ def test_a_body_that_is_no_object(url: str) -> None:
 
 def test_other_routes(url: str) -> None:
     assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == [NAME, f"{NAME}:few", f"{NAME}:plain"]
-    assert httpx.get(f"{url}/v1/models/{NAME}").json()["max_model_len"] == 9_000
     choices = httpx.get(f"{url}/choices").json()
     assert (choices["passes_on"], [*choices["choices"]]) == (
         True,

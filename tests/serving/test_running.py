@@ -17,7 +17,7 @@ import uvicorn
 
 from ralm.errors import UsageError
 from ralm.serving.server import RalmServer, address_of, bound_socket
-from ralm.serving.service import Service
+from ralm.serving.service import LocalService
 from tests.cli.program import ralm
 from tests.serving.process import running
 from tests.serving.served import DOCUMENTS, MODEL, events_of, save_index, tiny
@@ -55,7 +55,7 @@ def test_signals(index: Path) -> None:
 def test_uvicorn_calls_what_the_server_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says when it is ready, and survives SIGHUP, which reloads; then the old handlers are back."""
     assert {"startup", "capture_signals"} <= vars(uvicorn.Server).keys()
-    service, events = Service(tiny()), list[str]()
+    service, events = LocalService(tiny()), list[str]()
 
     def ready(_: str) -> None:
         events.append("ready")

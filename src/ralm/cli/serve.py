@@ -10,10 +10,9 @@ from typing import Annotated, Any
 from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError, extra
 from ralm.grammar import keys_text
-from ralm.lm.api.endpoint import ApiOptions, is_api
-from ralm.lm.registry import ModelOptions, open_served_model
+from ralm.lm.api.endpoint import ApiOptions, endpoint_of, is_api
+from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.options import Needs, Option
-from ralm.protocols import traits_of
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
@@ -21,7 +20,7 @@ from ralm.serving.options import Limits, ServeOptions
 from ralm.settings import LM_ARGS
 
 _DEMO = Path("ralm-demo")
-_UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length", "strict")
+_UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length")
 """Options without effect on a server that passes requests on."""
 _API = Needs("a model behind an API", lambda own: is_api(own.lm or ""))
 _AUDIT = Needs("`audit_log`", lambda own: own.audit_log is not None)
@@ -56,7 +55,7 @@ def serve_command(
             "How the server works.",
             inner={
                 **dict.fromkeys(("name", "allow", "prompt"), _MODEL),
-                **dict.fromkeys(("proxy", "strict", "query"), _API),
+                "query": _API,
             },
         ),
     ],
@@ -98,9 +97,8 @@ def serve_command(
     Example: `ralm serve -m smollm2 -i my-index`
     """
     lm = _checked_model(lm, index, demo=demo)
-    if lm is None or is_api(lm):
-        unused = ("cached_tokens",) if lm else ("cached_tokens", "prompt_tokens", "new_tokens")
-        _check_limits(serving.limits, unused, " without a model that runs here" if lm else " without `lm`")
+    if lm is None:
+        _check_limits(serving.limits, ("cached_tokens", "prompt_tokens", "new_tokens"), " without `lm`")
     plan = options.with_query_tokens(plan, retrieval, given)
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
@@ -108,7 +106,9 @@ def serve_command(
         from ralm.serving.audit import AuditLog
         from ralm.serving.middleware import open_key
         from ralm.serving.options import Settings
+        from ralm.serving.proxy import ProxyService
         from ralm.serving.search_service import SearchService
+        from ralm.serving.service import LocalService, ModelService
 
     folders = {"python": _DEMO / "index"} if demo else index_folders(index)
     if demo and not folders["python"].exists():
@@ -121,31 +121,24 @@ def serve_command(
             "key": open_key(serving.host),
             "audit": None if audit_log is None else AuditLog(audit_log, texts=audit_texts),
         }
+        settings = Settings(retrieval=retrieval, reading=reading, plan=plan)
         if lm is None:
-            searching = SearchService(serving, Settings(retrieval=retrieval), folders, **access)
+            searching = SearchService(serving, settings, folders, **access)
             names = ", ".join(folders)
             server.run_server(searching, listening, lambda url: process.print_note(f"serving {names} at {url}"))
             return
-        from ralm.serving.service import Service
-
-        ranker = reading.ranker
-        model_options.check_effect(lm, *filter(None, [ranker]))
-        if model_options.api.dry_run:
-            raise UsageError("`dry_run` of `lm_args` has no effect on a server: leave it out.")
-        served = open_served_model(lm, model_options, proxy=serving.proxy)
-        model = models.closed_at_end(lm, model_options, served)
-        if traits_of(model).answers_only:
-            _check_passed_on(model.name, model_options, serving.limits, given)
-            reading = reading if reading.reader else replace(reading, reader="concatenation")
-        service = Service(
-            model,
-            serving,
-            Settings(retrieval=retrieval, reading=reading, plan=plan),
-            folders,
-            ranker=models.open_model(ranker, model_options.of(ranker, lm)) if ranker else None,
-            max_length=max_length,
-            **access,
-        )
+        service: ModelService
+        if is_api(lm):
+            _check_passed_on(lm, model_options, serving.limits, given)
+            if not reading.reader:
+                settings = replace(settings, reading=replace(reading, reader="concatenation"))
+            service = ProxyService(endpoint_of(lm), model_options.api.timeout, serving, settings, folders, **access)
+        else:
+            ranker = reading.ranker
+            model_options.check_effect(lm, *filter(None, [ranker]))
+            model = models.closed_at_end(lm, model_options, load_language_model(lm, model_options))
+            judge = models.open_model(ranker, model_options.of(ranker, lm)) if ranker else None
+            service = LocalService(model, serving, settings, folders, ranker=judge, max_length=max_length, **access)
 
         def ready(url: str) -> None:
             process.print_note(f"serving {service.name} at {url}/v1")
@@ -168,14 +161,14 @@ def _checked_model(lm: str | None, index: tuple[str, ...], *, demo: bool) -> str
 
 def _check_passed_on(name: str, model_options: ModelOptions, limits: Limits, given: flags.Given) -> None:
     """Report that requests are passed on; UsageError if an option has no effect on them."""
-    sent = ApiOptions(timeout=model_options.api.timeout)
-    if keys := keys_text(model_options.api, sent):
-        raise UsageError(f"`lm_args` {keys} has no effect: requests to {name} are passed on as they are.")
-    _check_limits(limits, ("prompt_tokens",), f": requests to {name} are passed on as they are")
+    passed = f"requests to {name} are passed on as they are"
+    if keys := keys_text(model_options, ModelOptions(api=ApiOptions(timeout=model_options.api.timeout))):
+        raise UsageError(f"`lm_args` {keys} has no effect: {passed}.")
+    _check_limits(limits, ("prompt_tokens", "cached_tokens"), f": {passed}")
     for option in _UNUSED:
         if option in given:
-            raise UsageError(f"{given[option]} has no effect: requests to {name} are passed on as they are.")
-    process.print_note(f"requests to {name} are passed on as they are, with passages")
+            raise UsageError(f"{given[option]} has no effect: {passed}.")
+    process.print_note(f"{passed}, with passages")
 
 
 def _check_limits(limits: Limits, unused: tuple[str, ...], why: str) -> None:

@@ -169,14 +169,6 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Writi
     return load_local_model(name, options)
 
 
-def open_served_model(name: str, options: ModelOptions | None = None, *, proxy: bool = False) -> WritingModel:
-    """As `load_language_model`, for a server, which passes requests on if the model only answers messages, or by
-    `proxy`."""
-    if not is_api(name):
-        return load_language_model(name, options)
-    return _servers().open_server(name, (options or ModelOptions()).api, proxy=proxy)
-
-
 def probe_language_model(name: str, options: ApiOptions | None = None) -> "ApiModel":
     """A model behind an API, probed again from the start; see `ralm.lm.api.probe`."""
     return _servers().probe_server(name, options)

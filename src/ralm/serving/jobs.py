@@ -25,7 +25,7 @@ from ralm.serving.audit import AuditEntry, entry_of
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.middleware import Metrics
 from ralm.serving.search_service import SearchService
-from ralm.serving.service import Service
+from ralm.serving.service import LocalService, ModelService
 
 _LOG: Final = logging.getLogger("ralm.serving")
 _NOT_BUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -150,7 +150,8 @@ async def _service_of(request: Request) -> Any:
     return request.app.state.service
 
 
-Served = Annotated[Service, Depends(_service_of)]
+Local = Annotated[LocalService, Depends(_service_of)]
+Modelled = Annotated[ModelService, Depends(_service_of)]
 Searched = Annotated[SearchService, Depends(_service_of)]
 
 
@@ -159,15 +160,8 @@ def passage_address(request: Request, reads: ReadConfig, passage: Passage) -> st
     return str(request.url_for("passage", index=reads.settings.index, number=passage.number))
 
 
-async def respond(
-    request: Request,
-    body: requests.TextRequest,
-    begin: Callable[[], answers.ServedAnswer],
-    otherwise: Callable[[Exception], Awaitable[Response]],
-) -> Response:
-    """The answer that `begin` makes in the thread of the request: whole, or streamed if requested; after an error
-    before its first event, the response that `otherwise` makes."""
-
+async def respond(request: Request, body: requests.TextRequest, begin: Callable[[], answers.ServedAnswer]) -> Response:
+    """The answer that `begin` makes in the thread of the request: whole, or streamed if requested."""
     entry = entry_of(request)
     entry.model = body.model
 
@@ -183,7 +177,7 @@ async def respond(
         finally:
             request.app.state.service.metrics.count_tokens(answer.prompt_tokens, answer.written_tokens)
 
-    return await _run(request, job, otherwise, stream=bool(body.stream))
+    return await _run(request, job, stream=bool(body.stream))
 
 
 async def respond_with(request: Request, compute: Callable[[], JsonValue]) -> Response:
@@ -192,7 +186,7 @@ async def respond_with(request: Request, compute: Callable[[], JsonValue]) -> Re
     def job() -> Iterator[bytes]:
         yield json_bytes(compute())
 
-    return await _run(request, job, as_response, stream=False)
+    return await _run(request, job, stream=False)
 
 
 def json_bytes(value: JsonValue) -> bytes:
@@ -205,15 +199,8 @@ def server_sent(value: JsonValue) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
-async def as_response(error: Exception) -> Response:
-    """The response to a request that failed with an error."""
-    return errors.error_response(error)
-
-
-async def _run(
-    request: Request, job: Job, otherwise: Callable[[Exception], Awaitable[Response]], *, stream: bool
-) -> Response:
-    """The events of a job as one body, or as server-sent events; an error before the first one is for `otherwise`."""
+async def _run(request: Request, job: Job, *, stream: bool) -> Response:
+    """The events of a job as one body, or as server-sent events."""
     begin = time.monotonic()
 
     async def work() -> Response:
@@ -230,7 +217,7 @@ async def _run(
     try:
         return await unless_gone(request, work)
     except Exception as error:  # noqa: BLE001  # every error is a response
-        return await otherwise(error)
+        return errors.error_response(error)
 
 
 class EventStream(StreamingResponse):

@@ -17,12 +17,13 @@ from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from pydantic import Field, JsonValue
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 
 from ralm.errors import RalmError
 from ralm.records import Passage
 from ralm.retrieval.expansion import WHOLE, ExpandedPassages
-from ralm.serving import errors, proxy, requests
+from ralm.serving import errors, requests
 from ralm.serving.audit import ENTRY, AuditEntry
 from ralm.serving.jobs import Workers
 from ralm.serving.retrieval_routes import chosen, read_filter
@@ -200,6 +201,15 @@ class McpServer:
             self._workers.free_place()
 
 
+class _KnownRoute(Route):
+    """A route that the access log knows by its path."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As `Route.matches`."""
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}
+
+
 @asynccontextmanager
 async def mcp_route(service: SearchService, workers: Workers) -> AsyncIterator[BaseRoute]:
     """The route of the protocol over HTTP, which answers inside the block; sessions hold nothing."""
@@ -210,7 +220,7 @@ async def mcp_route(service: SearchService, workers: Workers) -> AsyncIterator[B
         max_request_body_size=service.options.limits.body_bytes,
     )
     async with manager.run():
-        yield proxy.KnownRoute(MCP_PATH, manager.asgi_app, methods=["POST"])
+        yield _KnownRoute(MCP_PATH, manager.asgi_app, methods=["POST"])
 
 
 async def run_stdio(service: SearchService) -> None:

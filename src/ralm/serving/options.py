@@ -107,22 +107,12 @@ class ServeOptions:
         Option(
             "Prompt of chats, which puts passages into the question, by name or from a TOML file; one without chat is "
             "for models without a chat template.",
-            default_text="chat; passed on: numbered",
+            default_text="chat; with a URL numbered",
         ),
     ] = None
-    proxy: Annotated[
-        bool,
-        Option(
-            "API: pass all requests on as they are, with passages in the last message of the user; it is so without "
-            "this flag if the model only answers messages, or its tokenizer is not known."
-        ),
-    ] = False
-    strict: Annotated[
-        bool, Option("API: reject requests that this server cannot answer by itself, instead of passing them on.")
-    ] = False
     query: Annotated[
         QuerySource,
-        Option("API: query of a chat that is passed on: the last message of the user, or a rewrite by the model."),
+        Option("URL: the query of a chat, the last message of the user or a rewrite of it by the model."),
     ] = "message"
     follow: Annotated[bool, Option("Open an index again when its folder has changed, as SIGHUP does.")] = False
     limits: Annotated[
@@ -135,10 +125,6 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.proxy and self.strict:
-            raise UsageError(
-                "`strict` has no effect with `proxy`, which passes all requests on: leave one of them out."
-            )
         for name in self.allow:
             if name not in (*CHOICES, "none"):
                 raise UsageError(f"`allow` must be one of {', '.join(CHOICES)}, or none, not {name!r}.")

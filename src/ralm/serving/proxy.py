@@ -1,4 +1,4 @@
-"""Passes requests on to the server of the model, with passages in one place, and its answers back as they come.
+"""A server in front of another one: chats, completions and responses get passages, and all else is passed on.
 
 The passages stand in the last message of the user, or before a prompt. All other fields go on and come back as they
 are, except for `ralm`, which is for this server, and the name of the model.
@@ -6,176 +6,142 @@ are, except for `ralm`, which is for this server, and the name of the model.
 
 import asyncio
 import json
-import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
 
 import pydantic
-from fastapi import Request
+from fastapi import APIRouter, Request
 from pydantic import JsonValue
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Scope
 
-from ralm.answering.prompts import QuestionPrompt
 from ralm.errors import ServerError, UsageError
+from ralm.lm.api.answers import tokens_in_answer
+from ralm.lm.api.endpoint import Endpoint
+from ralm.lm.api.http import Upstream, UpstreamAnswer
 from ralm.reading.concatenation import Concatenation
 from ralm.records import Passage
-from ralm.serving import answers, errors, jobs, middleware, requests
-from ralm.serving.audit import AuditEntry, entry_of
+from ralm.serving import answers, errors, jobs, requests
+from ralm.serving.audit import AuditEntry, AuditLog, entry_of
+from ralm.serving.chat import open_chat_prompt
+from ralm.serving.dialects import DIALECTS, Body, Dialect, message_text
 from ralm.serving.indexes import ReadConfig
-from ralm.serving.options import PASSED_ON
-from ralm.serving.prompts import TOO_LONG
-from ralm.serving.service import Service
-from ralm.serving.text_sources import TextSources, choice_texts, choices_of, web_address
-from ralm.terminal import one_line
+from ralm.serving.options import PASSED_ON, ServeOptions, Settings
+from ralm.serving.search_service import choice_error
+from ralm.serving.service import ModelService
+from ralm.serving.text_sources import TextSources, web_address
 
-if TYPE_CHECKING:
-    from ralm.lm.api.http import Upstream, UpstreamAnswer
-
-WARNING: Final = "X-Ralm-Warning"
-"""The header that says why a request was passed on, or what an answer leaves out."""
-_MAX_HEADER: Final = 500
-_CHAT: Final = "/chat/completions"
-_EMBEDDINGS: Final = "/embeddings"
-"""The route that is passed on without passages."""
-_QUESTION: Final = "\0"
-"""Stands for the message in a prompt, which may have parts that are no text."""
-_END_OF_EVENT: Final = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
+router: Final = APIRouter()
+_ENDS_OF_EVENTS: Final = (b"\n\n", b"\r\n\r\n")
 _MAX_EVENT: Final = 16 << 20  # bytes of a server-sent event
 _REWRITE: Final = (
     "Write one search query that finds texts for answering the last message of the user in this conversation. Replace "
     "its pronouns by what they stand for. Write the query alone, on one line."
 )
 """The message that asks the model for a query; the conversation follows."""
-_PIECES: Final = ("content", "text", "tool_calls", "reasoning_content", "reasoning", "refusal")
-"""Fields of an event that hold a piece of an answer."""
-_LIMITED: Final = ("max_tokens", "max_completion_tokens", "n")
-_Body = dict[str, Any]
+_COUNTS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n")
+"""Fields of requests that the operator limits."""
 
 
-def otherwise(request: Request, body: Any) -> Callable[[Exception], Awaitable[Response]]:
-    """What is done about an error before the answer: a request that only this server rejects is passed on."""
+class ProxyService(ModelService):
+    """The model of another server, to which requests are passed on with passages of indexes in one context. UsageError
+    if the settings ask for an ensemble or a reranker."""
 
-    async def respond(error: Exception) -> Response:
-        service: Service = request.app.state.service
-        if not isinstance(body, dict) or not _may_be_passed_on(error, body.get("ralm"), service):
-            return errors.error_response(error)
-        return await pass_on(request, body, "" if service.passes_on else str(error))
+    may_choose = PASSED_ON
 
-    return respond
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        seconds: float,
+        options: ServeOptions | None = None,
+        settings: Settings | None = None,
+        folders: Mapping[str, Path] | None = None,
+        *,
+        key: str | None = None,
+        audit: AuditLog | None = None,
+    ) -> None:
+        super().__init__(endpoint.model, options, settings, folders, key=key, audit=audit)
+        if self.settings.reading.mixes or self.settings.reading.reranks:
+            raise UsageError(
+                f"requests to {endpoint.url} are passed on, with passages as they are found in one context: leave out "
+                "`reader` ensemble and `rerank`."
+            )
+        self.open_upstream = partial(Upstream, endpoint, seconds)
+        self.prompt = open_chat_prompt(self.options.prompt or "numbered")
+        self.reads({})  # fail at startup if a retriever cannot be opened
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Return what requests may ask for; the length of the model is not known."""
+        can = {"chat": True, "turns": True, "completions": False, "logprobs": False, "gain": False}
+        limit = self.options.limits.new_tokens
+        return {"max_model_len": None, "most_new_tokens": limit, "passes_on": True, "can": can}
+
+    def warm_up(self) -> None:
+        """Search once, if there is an index, so that the first request does not wait for compiling."""
+        if self.indexes.names:
+            super().warm_up()
+
+    def reads(self, choice: Mapping[str, Any]) -> ReadConfig:
+        """Return how passages are found for a request with these choices; RequestError if one is not possible."""
+        for name in choice:
+            if name not in PASSED_ON:
+                raise _without_effect(name)
+        settings = self._chosen(choice)
+        if settings.reading.mixes:
+            raise _without_effect("reader", settings.reading.reader_name)
+        try:
+            return ReadConfig(settings, None if settings.index is None else self._source(settings))
+        except UsageError as error:
+            raise choice_error(error, choice) from None
+
+    def checked(self, body: Body) -> Mapping[str, Any]:
+        """Return the choices of a request; RequestError if its fields for this server are wrong, or beyond a limit."""
+        try:
+            request = requests.PassedOnRequest.model_validate(body)
+        except pydantic.ValidationError as error:
+            raise errors.validation_error({**error.errors()[0]}, [*requests.Chosen.model_fields]) from None
+        if request.ralm is not None and request.ralm.sources is not None and "messages" not in body:
+            message = "`sources` is for chats, and has no effect in other requests: leave it out."
+            raise errors.RequestError(message, param="ralm.sources")
+        for name in _COUNTS:
+            most = self.options.limits.texts if name == "n" else self.options.limits.new_tokens
+            if most is not None and isinstance(body.get(name), int) and body[name] > most:
+                raise errors.RequestError(f"`{name}` must be at most {most:,} here.", param=name)
+        return self.chosen(request.model, request.chosen)
 
 
-def _may_pass_on(service: Service) -> bool:
-    """Whether requests that this server cannot answer are passed on."""
-    return service.open_upstream is not None and not service.options.strict
+def _without_effect(name: str, value: str = "") -> errors.RequestError:
+    what = f"`{name}` {value}".strip()
+    message = f"{what} has no effect here, where requests are passed on: leave it out."
+    return errors.RequestError(message, param=f"ralm.{name}")
 
 
-def _may_be_passed_on(error: Exception, choices: Any, service: Service) -> bool:
-    """Whether the server of the model may still answer a request that failed here, as its choices say."""
-    if not _may_pass_on(service):
-        return False
-    if isinstance(choices, dict) and not set(choices) <= {*PASSED_ON, "sources"} and not service.passes_on:
-        return False
-    if isinstance(error, errors.RequestError):
-        is_limit = error.code == TOO_LONG and service.options.limits.prompt_tokens is not None
-        return error.status == 400 and not is_limit and not (error.param or "").startswith("ralm")
-    return isinstance(error, UsageError) or (isinstance(error, ServerError) and error.rejects_request)
-
-
-async def _endpoint(request: Request) -> Response:
-    """The answer to a request where all are passed on, whose body is only read here."""
-    body = _json_object(await request.body())
-    if body is None:
-        return errors.error_response(errors.RequestError(errors.NO_OBJECT))
-    return await pass_on(request, body)
-
-
-class KnownRoute(Route):
-    """A route without FastAPI's validation, which the access log knows by its path."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As `Route.matches`."""
-        match, found = super().matches(scope)
-        return match, {**found, "route": self}
-
-
-def passed_on_routes(service: Service) -> list[BaseRoute]:
-    """The routes whose requests are all passed on; they come before those of a server that answers itself."""
-    paths = [_EMBEDDINGS] if _may_pass_on(service) else []
-    if service.passes_on:
-        paths += [_CHAT, "/completions"]
-    return [KnownRoute(f"/v1{path}", _endpoint, methods=["POST"]) for path in paths]
-
-
-async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
-    """The answer of the server of the model to a request, with passages in it; `warning` is for its header."""
+@router.api_route("/v1/{path:path}", methods=["GET", "POST", "DELETE", "PUT", "PATCH"], include_in_schema=False)
+async def pass_on(request: Request, path: str) -> Response:
+    """Answer with what the server of the model answers; the bodies of some routes get passages."""
+    if ".." in path.split("/"):
+        return errors.error_response(errors.RequestError(f"there is no {request.url.path} here.", status=404))
     begin = time.monotonic()
-    service: Service = request.app.state.service
-    upstream: Upstream = request.app.state.upstream
     workers = request.app.state.workers
-    path, query = request.url.path.removeprefix("/v1"), request.url.query
-    name: JsonValue = upstream.endpoint.model
-    entry, asked = entry_of(request), body.get("model")
-    entry.model = asked if isinstance(asked, str) else None
-    if path == _EMBEDDINGS and body.get("model") not in service.models:
-        name = body.get("model")  # another model of the same server
 
     async def work() -> Response:
+        content = await request.body()
         deadline = await workers.take_place()
         async with AsyncExitStack() as at_end:
             at_end.callback(workers.free_place)
             async with jobs.until(deadline):
-                reads, texts, found = await asyncio.to_thread(_prepared, path, body, service)
-                told = answers.ResponseJson()
-                if found is None:
-                    answer = await upstream.send(path, _rewriting(body, upstream.endpoint.model))
-                    at_end.push_async_callback(answer.close)
-                    content = await answer.content()
-                    if answer.status >= 400:
-                        return Response(content, answer.status, _headers(answer, warning), answer.kind)
-                    told = _rewritten(content)
-                    query_texts, most = [str(told["query"] or texts[0])], service.options.limits.text_bytes
-                    found = await asyncio.to_thread(_found, query_texts, reads, most)
-                entry.prompts = [*texts]
-                reader = reads.settings.reading.chosen_reader
-                is_reversed = isinstance(reader, Concatenation) and reader.order == "best-last"
-                for some in found:
-                    entry.found(reads.settings.index, some[::-1] if is_reversed else some)
-                sent = _with_passages(path, body, found, service.passed_on_prompt)
-                answer = await upstream.send(f"{path}?{query}" if query else path, {**sent, "model": name})
-                at_end.push_async_callback(answer.close)
-
-                def address(passage: Passage) -> str:
-                    return web_address(passage) or jobs.passage_address(request, reads, passage)
-
-                chosen, times = body.get("ralm") or {}, body.get("n")
-                sources = (
-                    None
-                    if reads.source is None
-                    else TextSources(
-                        [*zip(found, _texts(path, body), strict=True)],
-                        partial(_fields, found, reads, told, address),  # called after the first words are sent
-                        address,
-                        prompt=service.passed_on_prompt if path == _CHAT else None,
-                        times=times if isinstance(times, int) else 1,
-                        as_text=chosen.get("sources") == "text",
-                    )
-                )
-                if not answer.is_stream:
-                    content = await answer.content()
-                    if answer.status < 400 and (value := _json_object(content)) is not None:
-                        _count(entry, service.metrics, value)
-                        entry.answers = dict(choice_texts(value))
-                        content = content if sources is None else _json(await sources.whole(value))
-                    return Response(content, answer.status, _headers(answer, warning), answer.kind)
-            service.metrics.first.observe(time.monotonic() - begin)
-            events = _events(answer, sources, deadline, service.metrics, entry)
-            return jobs.EventStream(events, at_end.pop_all(), _headers(answer, warning))
+                answer = await _Exchange(request, f"/{quote(path)}", content, at_end).answer()
+            if isinstance(answer, Response):
+                return answer
+            request.app.state.service.metrics.first.observe(time.monotonic() - begin)
+            return jobs.EventStream(answer.events(deadline), at_end.pop_all(), answer.headers)
 
     try:
         return await jobs.unless_gone(request, work)
@@ -183,104 +149,146 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
         return errors.error_response(error)
 
 
-def _prepared(
-    path: str, body: _Body, service: Service
-) -> tuple[ReadConfig, Sequence[str], Sequence[Sequence[Passage]] | None]:
-    """How passages are found for a request, its texts, and their passages; None if a query is to be written first."""
-    if path == _EMBEDDINGS:
-        return ReadConfig(replace(service.settings, index=None)), (), ()
-    choice, reads = _checked(body, service)
-    texts = _texts(path, body)
-    if "query" in choice:
-        if not texts:
-            message = "`ralm.query` has no effect without a message of the user: leave it out."
-            raise errors.RequestError(message, param="ralm.query")
-        texts = [choice["query"]] * len(texts)
-    elif texts and path == _CHAT and reads.source is not None and service.options.query == "rewrite":
-        return reads, texts, None
-    return reads, texts, _found(texts, reads, service.options.limits.text_bytes)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The passages that a request gets: for each of its texts, with the query that the model wrote, if it did."""
+
+    reads: ReadConfig
+    passages: Sequence[Sequence[Passage]] = ()
+    written: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
-def _checked(body: _Body, service: Service) -> tuple[Mapping[str, Any], ReadConfig]:
-    """The choices of a request and how passages are found for it; RequestError if they are not possible here."""
-    try:
-        given = requests.PassedOnRequest.model_validate(body)
-    except pydantic.ValidationError as error:
-        raise errors.validation_error({**error.errors()[0]}, [*requests.Chosen.model_fields]) from None
-    if given.ralm is not None and given.ralm.sources is not None and "messages" not in body:
-        message = "`sources` is for chats, and has no effect in a completion: leave it out."
-        raise errors.RequestError(message, param="ralm.sources")
-    for name in _LIMITED:
-        most = service.options.limits.texts if name == "n" else service.options.limits.new_tokens
-        if most is not None and isinstance(body.get(name), int) and body[name] > most:
-            raise errors.RequestError(f"`{name}` must be at most {most:,} here.", param=name)
-    choice = service.chosen(given.model, given.chosen)
-    for name in choice:
-        if name not in PASSED_ON:
-            message = f"`{name}` has no effect here, where requests are passed on: leave it out."
-            raise errors.RequestError(message, param=f"ralm.{name}")
-    reads = service.reads(choice, in_strides=False)
-    if reads.settings.reading.mixes:
-        name = reads.settings.reading.reader_name
-        message = f"`reader` {name} has no effect here, where requests are passed on: leave it out."
-        raise errors.RequestError(message, param="ralm.reader")
-    return choice, reads
+class _Exchange:
+    """One request and its answer; what it opens is closed by `at_end`. Raises RequestError and ServerError."""
+
+    def __init__(self, request: Request, path: str, content: bytes, at_end: AsyncExitStack) -> None:
+        self._request = request
+        self._path = path
+        self._content = content
+        self._at_end = at_end
+        self._dialect = DIALECTS.get(path) if request.method == "POST" else None
+        self._service: ProxyService = request.app.state.service
+        self._upstream: Upstream = request.app.state.upstream
+        self._entry = entry_of(request)
+
+    async def answer(self) -> "Response | _Stream":
+        """Return the whole answer of the server, or its stream once it begins."""
+        body = _json_object(self._content)
+        if self._dialect is None:
+            return await self._sent(self._content if body is None else self._renamed(body), None, None)
+        if body is None:
+            raise errors.RequestError(errors.NO_OBJECT)
+        choice = self._service.checked(body)
+        found = await self._found(self._dialect, body, choice)
+        if isinstance(found, Response):
+            return found
+        reader = found.reads.settings.reading.chosen_reader
+        is_reversed = isinstance(reader, Concatenation) and reader.order == "best-last"
+        for passages in found.passages:
+            self._entry.found(found.reads.settings.index, passages[::-1] if is_reversed else passages)
+        changed = self._renamed(body)
+        if any(found.passages):
+            changed = self._dialect.with_passages(changed, found.passages, self._service.prompt)
+        sources = None if found.reads.source is None else self._sources(self._dialect, body, found)
+        return await self._sent(self._content if changed == body else changed, self._dialect, sources)
+
+    def _renamed(self, body: Body) -> Body:
+        """Return a body with the server's own name of the model, and without the choices."""
+        name = body.get("model")
+        self._entry.model = name if isinstance(name, str) else None
+        changed = {field: value for field, value in body.items() if field != "ralm"}
+        if name in self._service.models:
+            changed["model"] = self._upstream.endpoint.model
+        return changed
+
+    async def _found(self, dialect: Dialect, body: Body, choice: Mapping[str, Any]) -> "_Found | Response":
+        """Return the passages for the texts of a request; the error of the server if it was to write the query."""
+        reads = await asyncio.to_thread(self._service.reads, choice)
+        texts = dialect.texts(body)
+        self._entry.prompts = [*texts]
+        queries, written = texts, dict[str, JsonValue]()
+        if "query" in choice:
+            if not texts:
+                message = "`ralm.query` has no effect without a message of the user: leave it out."
+                raise errors.RequestError(message, param="ralm.query")
+            queries = [choice["query"]] * len(texts)
+        elif texts and "messages" in body and reads.source is not None and self._service.options.query == "rewrite":
+            answer = await self._opened(_json(_rewriting(body, self._upstream.endpoint.model)), "POST", self._path)
+            content = await answer.content()
+            if answer.status >= 400:
+                return Response(content, answer.status, answer.headers, answer.kind)
+            written = _rewritten(content)
+            queries = [str(written["query"] or texts[0])]
+        most = self._service.options.limits.text_bytes
+        return _Found(reads, await asyncio.to_thread(_search, queries, reads, most), written)
+
+    def _sources(self, dialect: Dialect, body: Body, found: _Found) -> TextSources:
+        """Return what adds the sources to the answer."""
+
+        def address(passage: Passage) -> str:
+            return web_address(passage) or jobs.passage_address(self._request, found.reads, passage)
+
+        choices, times = body.get("ralm") or {}, body.get("n")
+        return dialect.sources(
+            [*zip(found.passages, dialect.texts(body), strict=True)],
+            partial(_fields, found, address),  # called after the first words are sent
+            address,
+            prompt=self._service.prompt if dialect.has_messages else None,
+            times=times if isinstance(times, int) else 1,
+            as_text=choices.get("sources") == "text",
+        )
+
+    async def _opened(self, content: bytes, method: str, path: str) -> UpstreamAnswer:
+        answer = await self._upstream.send(method, path, content)
+        self._at_end.push_async_callback(answer.close)
+        return answer
+
+    async def _sent(
+        self, body: Body | bytes, dialect: Dialect | None, sources: TextSources | None
+    ) -> "Response | _Stream":
+        """Return the answer to a body; that of a dialect is counted, and gets its sources."""
+        query = self._request.url.query
+        path = f"{self._path}?{query}" if query else self._path
+        content = body if isinstance(body, bytes) else _json(body)
+        answer = await self._opened(content, self._request.method, path)
+        if answer.is_stream:
+            return _Stream(answer, dialect, sources, self._service, self._entry)
+        whole = await answer.content()
+        value = _json_object(whole) if dialect is not None and answer.status < 400 else None
+        if dialect is not None and value is not None:
+            _count(self._entry, self._service, value)
+            self._entry.answers = dict(dialect.answer_texts(value))
+            whole = whole if sources is None else _json(await sources.whole(value))
+        return Response(whole, answer.status, answer.headers, answer.kind)
 
 
-def _texts(path: str, body: _Body) -> list[str]:
-    """The texts that passages are found for: the last message of the user, or prompts; "" for one that is no text."""
-    if path == _CHAT:
-        place = _place_of_question(body)
-        return [] if place is None else [_message_text(body["messages"][place].get("content"))]
-    return [one if isinstance(one, str) else "" for one in _prompts(body)]
-
-
-def _prompts(body: _Body) -> list[Any]:
-    """The prompts of a completion; token ids, alone or in a list, are one prompt that is no text."""
-    given = body.get("prompt")
-    return given if isinstance(given, list) and all(isinstance(one, str) for one in given) else [given]
-
-
-def _place_of_question(body: _Body) -> int | None:
-    """The place of the last message of the user; None if there is none."""
-    messages = body.get("messages")
-    given = enumerate(messages) if isinstance(messages, list) else ()
-    return max((place for place, one in given if isinstance(one, dict) and one.get("role") == "user"), default=None)
-
-
-def _message_text(content: Any) -> str:
-    """The text of a message, without other parts."""
-    parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [one.get("text") for one in parts if isinstance(one, dict)]
-    return "\n".join(text for text in texts if isinstance(text, str))
-
-
-def _rewriting(body: _Body, name: str) -> _Body:
-    """The request for a query from a conversation."""
-    turns = [one for one in body["messages"] if isinstance(one, dict)]
-    said = "\n".join(f"{one.get('role')}: {text}" for one in turns if (text := _message_text(one.get("content"))))
+def _rewriting(body: Body, name: str) -> Body:
+    """Return the request for a query from a conversation."""
+    turns = [turn for turn in body["messages"] if isinstance(turn, dict)]
+    said = "\n".join(f"{turn.get('role')}: {text}" for turn in turns if (text := message_text(turn.get("content"))))
     return {"model": name, "messages": [{"role": "user", "content": f"{_REWRITE}\n\n{said}"}]}
 
 
-def _rewritten(content: bytes) -> answers.ResponseJson:
-    """The query that the model wrote, its last line, and what writing it took; a query of None if it wrote none."""
+def _rewritten(content: bytes) -> dict[str, JsonValue]:
+    """Return the query that the model wrote, its last line, and what writing it took; a query of None if it wrote
+    none."""
     try:
         answer = json.loads(content)
-        lines = _message_text(answer["choices"][0]["message"]["content"]).split("\n")
-    except (LookupError, TypeError, ValueError):
+        lines = message_text(answer["choices"][0]["message"]["content"]).split("\n")
+    except (LookupError, RecursionError, TypeError, ValueError):
         raise ServerError("the server of the model answered the request for a query in an unexpected format.") from None
     query = next((line.strip() for line in reversed(lines) if line.strip()), None)
     return {"query": query, "query_usage": answer.get("usage")}
 
 
-def _found(texts: Sequence[str], reads: ReadConfig, most: int) -> Sequence[Sequence[Passage]]:
+def _search(texts: Sequence[str], reads: ReadConfig, most: int) -> Sequence[Sequence[Passage]]:
     """Return the passages for the beginning of each text, in the order in which they are read."""
     found: list[Sequence[Passage]] = [()] * len(texts)
     asked = [place for place, text in enumerate(texts) if text[:most].strip()]
     if reads.source is None or not asked:
         return found
-    reader, wanted = reads.settings.reading.chosen_reader, [texts[place][:most] for place in asked]
-    hits = reads.source.search(wanted, reader.hits)
+    reader = reads.settings.reading.chosen_reader
+    hits = reads.source.search([texts[place][:most] for place in asked], reader.hits)
     for row, place in enumerate(asked):
         numbers = tuple(number for number, _ in hits.of(row))
         if isinstance(reader, Concatenation):
@@ -289,114 +297,127 @@ def _found(texts: Sequence[str], reads: ReadConfig, most: int) -> Sequence[Seque
     return found
 
 
-def _with_passages(path: str, body: _Body, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt) -> _Body:
-    """The request with these passages for its texts, and without the choices."""
-    sent = {name: value for name, value in body.items() if name != "ralm"}
-    if not any(found):
-        return sent
-    place = _place_of_question(body)
-    if path != _CHAT or place is None:
-        pairs = zip(found, _prompts(body), strict=True)
-        texts = ["\n\n".join([*(one.contents for one in some), text]) if some else text for some, text in pairs]
-        return {**sent, "prompt": texts if isinstance(body["prompt"], list) else texts[0]}
-    messages = [*body["messages"]]
-    before, _, after = str(prompt.text(_QUESTION, found[0])).partition(_QUESTION)
-    content = messages[place].get("content")
-    if isinstance(content, list):
-        parts = [{"type": "text", "text": text} for text in (before, after)]
-        content = [parts[0], *content, *(parts[1:] if after else ())]
-    else:
-        content = f"{before}{content or ''}{after}"
-    messages[place] = {**messages[place], "content": content}
-    return {**sent, "messages": messages}
-
-
-def _fields(
-    found: Sequence[Sequence[Passage]],
-    reads: ReadConfig,
-    told: answers.ResponseJson,
-    address: Callable[[Passage], str],
-) -> answers.ResponseJson:
-    """The fields of a response about its passages."""
-    passages = [one for some in found for one in some]
-    config: answers.ResponseJson = {"index": reads.settings.index, "retriever": reads.settings.retrieval.retriever}
+def _fields(found: _Found, address: Callable[[Passage], str]) -> answers.ResponseJson:
+    """Return the fields of a response about its passages."""
+    passages = [passage for text in found.passages for passage in text]
+    settings = found.reads.settings
+    config: answers.ResponseJson = {"index": settings.index, "retriever": settings.retrieval.retriever}
     return {
-        "ralm": {**config, **told, "passages": [answers.passage_json(one) for one in passages]},
-        "search_results": [answers.search_result(one, address(one)) for one in passages],
+        "ralm": {**config, **found.written, "passages": [answers.passage_json(passage) for passage in passages]},
+        "search_results": [answers.search_result(passage, address(passage)) for passage in passages],
     }
 
 
-def _headers(answer: "UpstreamAnswer", warning: str) -> dict[str, str]:
-    return {**answer.headers, **warning_header(warning and f"passed on to the server of the model: {warning}")}
-
-
-def warning_header(warning: str) -> dict[str, str]:
-    """The header of a warning; none if it is empty."""
-    return {WARNING: one_line(warning).encode("ascii", "replace").decode()[:_MAX_HEADER]} if warning else {}
-
-
-def _count(entry: AuditEntry, metrics: middleware.Metrics, value: Mapping[str, JsonValue]) -> None:
+def _count(entry: AuditEntry, service: ProxyService, value: Mapping[str, JsonValue]) -> None:
     """Count the tokens that an answer or an event reports."""
-    usage = value.get("usage")
-    if isinstance(usage, dict):
-        counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
-        entry.prompt_tokens, entry.completion_tokens = (one if isinstance(one, int) else None for one in counts)
-        metrics.count_tokens(entry.prompt_tokens or 0, entry.completion_tokens or 0)
+    if (counts := tokens_in_answer(value)) is not None:
+        entry.prompt_tokens, entry.completion_tokens = counts
+        service.metrics.count_tokens(*counts)
 
 
-async def _events(
-    answer: "UpstreamAnswer",
-    sources: TextSources | None,
-    deadline: float,
-    metrics: middleware.Metrics,
-    entry: AuditEntry,
-) -> AsyncIterator[bytes]:
-    """The events of an answer as they come; those that end a choice have its sources."""
-    parts, held = aiter(answer.parts()), b""
-    pieces, reported = 0, None
-    try:
-        while True:
-            async with jobs.until(deadline):
-                part = await anext(parts, b"")
-            if not part:
-                break
-            *events, held = _END_OF_EVENT.split(held + part)
-            for number, event in enumerate(events):
-                value = _json_object(event.removeprefix(b"data:")) if event.startswith(b"data:") else None
-                if value is not None:
-                    pieces += _has_text(value)
-                    for choice, text in choice_texts(value):
-                        entry.wrote(choice, text)
-                    reported = value if value.get("usage") else reported  # the last one counts the whole answer
-                    changed = None if sources is None else await sources.event(value)
-                    events[number] = event if changed is None else b"data: " + _json(changed) + b"\n\n"
-            if len(held) > _MAX_EVENT:
-                raise ServerError(f"the server of the model sent an event of more than {_MAX_EVENT:,} bytes.", 200)
-            yield b"".join(events)
-        yield held
-    except Exception as error:  # noqa: BLE001  # the status is sent already
-        yield jobs.error_event(error, entry)
-    finally:
-        if reported is None:
-            metrics.pieces.inc(pieces)
-        else:
-            _count(entry, metrics, reported)
+class _Stream:
+    """The server-sent events of an answer as they come; those that end a choice have its sources."""
+
+    def __init__(
+        self,
+        answer: UpstreamAnswer,
+        dialect: Dialect | None,
+        sources: TextSources | None,
+        service: ProxyService,
+        entry: AuditEntry,
+    ) -> None:
+        self.headers = answer.headers
+        self._answer = answer
+        self._dialect = dialect
+        self._sources = sources
+        self._service = service
+        self._entry = entry
+        self._pieces = 0
+        self._usage: Mapping[str, JsonValue] | None = None
+        """The last event that counts tokens, those of the whole answer."""
+
+    async def events(self, deadline: float) -> AsyncIterator[bytes]:
+        """Yield the events; after an error one that says so."""
+        parts, buffer = aiter(self._answer.parts()), _EventBuffer()
+        try:
+            while True:
+                async with jobs.until(deadline):
+                    part = await anext(parts, b"")
+                if not part:
+                    break
+                yield b"".join([await self._event(event) for event in buffer.add(part)])
+            yield self._answer.without_key(buffer.rest)
+        except Exception as error:  # noqa: BLE001  # the status is sent already
+            yield jobs.error_event(error, self._entry)
+        finally:
+            if self._usage is None:
+                self._service.metrics.pieces.inc(self._pieces)
+            else:
+                _count(self._entry, self._service, self._usage)
+
+    async def _event(self, event: bytes) -> bytes:
+        """Return an event as the client gets it."""
+        event = self._answer.without_key(event)
+        head, _, content = event.partition(b"data:")
+        value = _json_object(content)
+        if self._dialect is None or value is None:
+            return event
+        self._pieces += self._dialect.has_piece(value)
+        for choice, text in self._dialect.answer_texts(value):
+            self._entry.wrote(choice, text)
+        response = value.get("response")  # of the API of responses
+        counted = response if isinstance(response, dict) else value
+        self._usage = counted if counted.get("usage") else self._usage
+        changed = None if self._sources is None else await self._sources.event(value)
+        return event if changed is None else head + b"data: " + _json(changed) + b"\n\n"
 
 
-def _has_text(value: Mapping[str, JsonValue]) -> bool:
-    """Whether an event has a piece of an answer: text, or parts of calls of tools."""
-    deltas = [one["delta"] if isinstance(one.get("delta"), dict) else one for one in choices_of(value)]
-    return any(one.get(name) for one in deltas for name in _PIECES)
+class _EventBuffer:
+    """The beginning of an event that has not come whole."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    @property
+    def rest(self) -> bytes:
+        """What came after the last whole event."""
+        return bytes(self._held)
+
+    def add(self, part: bytes) -> list[bytes]:
+        """Return the events that a part makes whole; ServerError if one is too long."""
+        begin = max(0, len(self._held) - 3)  # an end may have begun in the part before
+        self._held += part
+        events = []
+        while (end := self._end(begin)) is not None:
+            events.append(bytes(self._held[:end]))
+            del self._held[:end]
+            begin = 0
+        if len(self._held) > _MAX_EVENT:
+            raise ServerError(f"the server of the model sent an event of more than {_MAX_EVENT:,} bytes.", 200)
+        return events
+
+    def _end(self, begin: int) -> int | None:
+        """Return where the first event ends that does not end before `begin`."""
+        places = [(self._held.find(end, begin), len(end)) for end in _ENDS_OF_EVENTS]
+        return min((place + size for place, size in places if place >= 0), default=None)
 
 
-def _json(value: dict[str, JsonValue]) -> bytes:
-    """A value as JSON in ASCII: a server may send half a character, a lone surrogate, which UTF-8 does not have."""
+def _json(value: Body) -> bytes:
+    """Return a value as JSON in ASCII: a server may send half a character, a lone surrogate, which UTF-8 does not
+    have."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _json_object(content: bytes) -> dict[str, JsonValue] | None:
+def _json_object(content: bytes) -> Body | None:
+    """Return the object that JSON stands for; None for anything else, such as numbers that JSON does not have."""
     try:
-        value = json.loads(content)
+        value = json.loads(content, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _finite(text: str) -> float:
+    if not isfinite(number := float(text)):
+        raise ValueError(text)
+    return number

@@ -1,12 +1,12 @@
 """The bodies of requests for completions and chats, and their values as the server uses them.
 
-Fields of other servers without an effect here may have the values that change nothing (`_NO_CHANGE`), or a header says
-that the answer does not follow them (`_NOT_FOLLOWED`). Other values and unknown fields are rejected, unless they are
-null; unknown fields of a message are not followed.
+Fields of other servers are accepted if they change no answer (`_UNUSED`), or with the values that change nothing
+(`_NO_CHANGE`). Other values and unknown fields are rejected, unless they are null; unknown fields of a message are not
+read.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from secrets import randbits
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -39,8 +39,10 @@ _VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue]]]] = (
     ("best_of length_penalty repeat_penalty repetition_penalty", [1]),
     ("continue_final_message echo ignore_eos include_stop_str_in_output use_beam_search", [False]),
     ("add_generation_prompt", [True]),
+    ("reasoning_effort", []),
+    ("verbosity", ["medium"]),
     ("chat_template_kwargs logit_bias", [{}]),
-    ("functions stop_token_ids", [[]]),
+    ("functions stop_token_ids tools", [[]]),
     ("function_call tool_choice", ["none", "auto"]),
     ("modalities", [["text"]]),
     ("response_format", [{"type": "text"}]),
@@ -48,16 +50,8 @@ _VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue]]]] = (
 )
 """Fields, and the values beside null that change nothing; other values are rejected."""
 _NO_CHANGE: Final = {name: values for names, values in _VALUES_WITHOUT_EFFECT for name in names.split()}
-_NOT_FOLLOWED: Final[Mapping[str, tuple[Sequence[JsonValue], str]]] = {
-    "metadata": ([{}], "answers are not stored"),
-    "prediction": ([], "it saves no time here"),
-    "reasoning_effort": ([], "this model has one"),
-    "service_tier": (["auto", "default"], "there is one"),
-    "store": ([False], "answers are not stored"),
-    "tools": ([[]], "this model calls none"),
-    "verbosity": (["medium"], "this model has one"),
-}
-"""Fields, the values beside null that change nothing, and why the answer does not follow other values."""
+_UNUSED: Final = ("metadata", "prediction", "service_tier", "store")
+"""Fields that change no answer."""
 
 
 def only(*values: JsonValue) -> pydantic.AfterValidator:
@@ -144,7 +138,7 @@ else:
         "TolerantRequest",
         __base__=ChoosingRequest,
         **{name: (Annotated[JsonValue, only(*values)], None) for name, values in _NO_CHANGE.items()},
-        **dict.fromkeys(_NOT_FOLLOWED, (JsonValue, None)),
+        **dict.fromkeys(_UNUSED, (JsonValue, None)),
     )
 
 
@@ -160,19 +154,9 @@ class TextRequest(_TolerantRequest):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
-    tools: list[JsonValue] | None = None
     top_k: int | None = None
     top_p: float | None = None
     user: str | None = None
-
-    @property
-    def not_followed(self) -> dict[str, str]:
-        """The fields that the answer does not follow, each with the reason."""
-        return {
-            name: reason
-            for name, (values, reason) in _NOT_FOLLOWED.items()
-            if (given := getattr(self, name)) is not None and given not in values
-        }
 
     def streams_usage(self) -> bool:
         """Whether a stream ends with the usage."""
@@ -354,12 +338,6 @@ class ChatRequest(TextRequest):
     max_tokens: int | None = None
     ralm: ChatChosen | None = None
     top_logprobs: int | None = None
-
-    @property
-    def not_followed(self) -> dict[str, str]:
-        """The fields that the answer does not follow, those of messages too, each with the reason."""
-        unread = [f"messages.{name}" for one in self.messages for name in one.model_extra or ()]
-        return {**super().not_followed, **dict.fromkeys(unread, "a message is its role and its content")}
 
 
 def chat_of(body: ChatRequest, limits: Limits) -> ChatCompletion:

@@ -36,8 +36,9 @@ from ralm.retrieval.bm25.kernels import load_compiler
 from ralm.retrieval.summary import corpus_title
 from ralm.runs.report import render_page
 from ralm.serving import connections, errors, jobs, middleware, options, proxy, requests, retrieval_routes, routes
+from ralm.serving.proxy import ProxyService
 from ralm.serving.search_service import SearchService
-from ralm.serving.service import Service
+from ralm.serving.service import LocalService, ModelService
 from ralm.settings import CATALOGUES
 from ralm.terminal import no_progress
 from ralm.version import __version__
@@ -63,14 +64,10 @@ _ROUTER: Final = APIRouter()
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
-    path = request.scope["route"].path
-    fields = _FIELDS.get(path, {})
+    fields = _FIELDS.get(request.scope["route"].path, {})
     part = next((name for name in fields if name in faults[0]["loc"]), "")
     known = [*fields[part].model_fields] if part in fields else []
-    rejected = errors.validation_error(faults[0], known)
-    if path.startswith("/v1/"):  # a server behind may accept it
-        return await proxy.otherwise(request, error.body)(rejected)
-    return errors.error_response(rejected)
+    return errors.error_response(errors.validation_error(faults[0], known))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -142,30 +139,26 @@ def _digest(tag: str, html: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 
 
-@routes.router.get("/", include_in_schema=False)
-async def root(service: jobs.Served) -> HTMLResponse:
+@routes.model_router.get("/", include_in_schema=False)
+async def root(service: jobs.Modelled) -> HTMLResponse:
     """The page."""
     return _page(has_key=service.key is not None)
 
 
-@routes.router.get("/choices")
-async def list_choices(service: jobs.Served) -> dict[str, JsonValue]:
+@routes.model_router.get("/choices")
+async def list_choices(service: jobs.Modelled) -> dict[str, JsonValue]:
     """The model, its default settings, and the choices of requests."""
-    allowed = {name: _values(name, service) for name in service.choices}
-    new_tokens = service.options.limits.new_tokens
+    index = service.settings.index
     return {
         "model": service.name,
-        "corpus": corpus_title(service.indexes.index(service.settings.index)) if service.settings.index else None,
-        "max_model_len": service.max_length,
-        "most_new_tokens": service.max_length if new_tokens is None else new_tokens,
-        "passes_on": service.passes_on,
-        "can": {**service.abilities},
+        "corpus": None if index is None else corpus_title(service.indexes.index(index)),
+        **service.description,
         "defaults": service.settings.config,
-        "choices": {**allowed},
+        "choices": {name: _values(name, service) for name in service.choices},
     }
 
 
-def _values(name: str, service: Service) -> JsonValue:
+def _values(name: str, service: ModelService) -> JsonValue:
     """The possible values of a choice, or its bounds; empty if there is no restriction."""
     if name == "index":
         return {"values": [*service.indexes.names]}
@@ -220,14 +213,13 @@ def run_server(service: SearchService, listening: socket.socket, ready: Callable
 def make_app(service: SearchService) -> FastAPI:
     """The ASGI application of a service."""
     limits, metrics = service.options.limits, service.metrics
-    open_upstream = service.open_upstream if isinstance(service, Service) else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         workers = app.state.workers = jobs.Workers(
             limits.requests_at_once, limits.requests_waiting, limits.seconds, metrics
         )
-        upstream = app.state.upstream = None if open_upstream is None else open_upstream()
+        upstream = app.state.upstream = service.open_upstream() if isinstance(service, ProxyService) else None
         async with AsyncExitStack() as routes_in_use:
             if service.indexes.names and find_spec("mcp"):
                 from ralm.serving.mcp import mcp_route
@@ -241,11 +233,14 @@ def make_app(service: SearchService) -> FastAPI:
     app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     routers = [retrieval_routes.search_router, _ROUTER]
-    if isinstance(service, Service):
-        app.router.routes.extend(proxy.passed_on_routes(service))
-        routers.append(routes.router)
+    if isinstance(service, ModelService):
+        routers.append(routes.model_router)
+    if isinstance(service, LocalService):
+        routers.append(routes.local_router)
     for router in routers:
         app.include_router(router, dependencies=[Depends(_check_query)])
+    if isinstance(service, ProxyService):
+        app.include_router(proxy.router)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(errors.RequestError, _on_error)

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Final
 
 from pydantic import JsonValue
@@ -16,6 +17,7 @@ from ralm.terminal import one_line
 _Value = dict[str, JsonValue]
 _ADDRESSES: Final = ("url", "source", "link", "uri")
 """Metadata with the address of a document, in order of preference."""
+_RESPONSE_ENDS: Final = ("response.completed", "response.incomplete")
 _WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
 
 
@@ -89,6 +91,40 @@ class TextSources:
         return annotated
 
 
+class ResponseSources(TextSources):
+    """The same for responses: sources are annotations of the parts of text in messages."""
+
+    async def whole(self, value: _Value) -> _Value:
+        """Return a response with its sources."""
+        return await asyncio.to_thread(self._with_annotations, value)
+
+    async def event(self, value: _Value) -> _Value | None:
+        """Return the event that ends a stream, which has the whole response, with its sources; None for others."""
+        response = value.get("response")
+        if value.get("type") not in _RESPONSE_ENDS or not isinstance(response, dict):
+            return None
+        return {**value, "response": await self.whole(response)}
+
+    @staticmethod
+    def text_parts(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the parts of text in the messages of a response."""
+        for item in _objects(response.get("output")):
+            yield from (part for part in _objects(item.get("content")) if isinstance(part.get("text"), str))
+
+    def _with_annotations(self, value: _Value) -> _Value:
+        response = deepcopy(value)
+        listed = list[JsonValue]()
+        for part in self.text_parts(response):
+            sources = self._sources(0, part["text"])
+            listed += [{"passage": source.passage.number, **source.as_json()} for source in sources]
+            cited: list[Any] = annotations(sources, self._address)
+            flat = [{"type": citation["type"], **citation["url_citation"]} for citation in cited]
+            if flat:
+                part["annotations"] = [*(part.get("annotations") or ()), *flat]
+        fields = self._fields()
+        return {**fields, "ralm": {**fields["ralm"], "choices": [{"index": 0, "sources": listed}]}, **response}
+
+
 def web_address(passage: Passage) -> str | None:
     """Return the web address of a passage in the metadata of its document; None if it has none."""
     found = (passage.metadata.get(name) for name in _ADDRESSES)
@@ -130,8 +166,12 @@ def annotations(sources: Sequence[AnswerSource], address: Callable[[Passage], st
 
 def choices_of(value: Mapping[str, JsonValue]) -> list[dict[str, Any]]:
     """The choices of an answer or an event."""
-    choices = value.get("choices")
-    return [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+    return _objects(value.get("choices"))
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    """Return the objects in a list; none if it is no list."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def choice_texts(value: Mapping[str, JsonValue]) -> Iterator[tuple[int, str]]:

@@ -31,6 +31,7 @@ _BEFORE: Final = "a"
 _LARGEST_COUNT: Final = 1 << 53
 _COUNTS: Final = (
     ("usage", "prompt_tokens", "completion_tokens"),  # OpenAI's API
+    ("usage", "input_tokens", "output_tokens"),  # its responses
     ("meta_info", "prompt_tokens", "completion_tokens"),  # SGLang's own
     (None, "tokens_evaluated", "tokens_predicted"),  # llama.cpp's own
 )

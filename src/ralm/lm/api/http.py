@@ -54,6 +54,8 @@ _BYTES_OF_OTHERS: Final = 16 << 20
 """The longest answer to a request that is not for tokens, such as the list of a provider's models."""
 _BYTES_PASSED_ON: Final = 64 << 20
 """The longest answer that is passed on and is not a stream."""
+_LEAST_STATUS, _MOST_STATUS = 200, 599
+"""Statuses of whole answers that HTTP knows."""
 _HEADERS_PASSED_ON: Final = ("retry-after", "x-request-id", "x-ratelimit-", "openai-")
 """Beginnings of the headers of an answer that are for its client; others are for browsers or about the connection."""
 _BROKEN: Final = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, UnicodeError)
@@ -240,14 +242,17 @@ class Upstream(Http):
         self._checking = asyncio.Lock()
         self._checked, self._answers = -inf, False
 
-    async def send(self, path: str, body: Mapping[str, JsonValue]) -> "UpstreamAnswer":
-        """The answer to a request, once its headers are there; close it. Raises ServerError if there is none."""
-        content = json.dumps(body).encode()
+    async def send(self, method: str, path: str, content: bytes) -> "UpstreamAnswer":
+        """Return the answer to a request, once its headers are there; close it. Raises ServerError if there is none."""
         with self.errors():
-            response = await self.open("POST", path, content)
-        if response.is_redirect:
+            response = await self.open(method, path, content or None)
+        status = response.status_code
+        if response.is_redirect or not _LEAST_STATUS <= status <= _MOST_STATUS:
             await response.aclose()
-            raise ServerError(f"{self.endpoint.url} has moved ({response.status_code}); name the new URL.", 502)
+            what = (
+                f"has moved ({status}); name the new URL" if response.is_redirect else f"answered with status {status}"
+            )
+            raise ServerError(f"{self.endpoint.url} {what}.", 502)
         return UpstreamAnswer(response, self)
 
     async def is_reachable(self) -> bool:
@@ -304,7 +309,10 @@ class UpstreamAnswer:
     async def content(self) -> bytes:
         """The whole body, without the key if the server repeats it. Raises ServerError."""
         with self._upstream.errors():
-            content = await read_content(self._response, _BYTES_PASSED_ON)
+            return self.without_key(await read_content(self._response, _BYTES_PASSED_ON))
+
+    def without_key(self, content: bytes) -> bytes:
+        """Return a part of the body without the key, which a server may repeat."""
         key = self._upstream.endpoint.key
         return content.replace(key.encode(), b"[key]") if key else content
 

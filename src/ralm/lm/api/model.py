@@ -5,7 +5,7 @@ What the server returns decides what the model can do; see `ralm.lm.api.backends
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal
 
 import numpy as np
 from pydantic import JsonValue
@@ -14,8 +14,7 @@ from ralm.errors import UsageError
 from ralm.lm.api.answers import END, END_PREDICTION, Prediction, merge_predictions, unexpected
 from ralm.lm.api.backends import Backend, Capabilities
 from ralm.lm.api.client import Client
-from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.http import ApiRequest, Upstream
+from ralm.lm.api.http import ApiRequest
 from ralm.protocols import UNLIMITED, FullTokenizer, LanguageModel, Tier
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
 
@@ -101,10 +100,6 @@ class ApiModel:
     def continuations(self) -> "ApiContinuations":
         """A new state for continuing texts."""
         return ApiContinuations(self)
-
-    def upstream(self) -> Upstream:
-        """The server, to pass requests on, for one event loop."""
-        return Upstream(self.client.endpoint, self.client.options.timeout)
 
     def _scores(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         answers = self.client.answers(request for sequence in passes for request in self._requests(sequence))
@@ -286,38 +281,3 @@ class ApiContinuations:
 
     def _knows(self, text: IntArray) -> bool:
         return text.tobytes() in self._known
-
-
-def _unread(*_: object) -> NoReturn:
-    raise UsageError("requests to this model are passed on: this needs a model whose tokens and scores are known.")
-
-
-class UnreadTokenizer:
-    """The tokenizer of a model to which requests are passed on: its tokens are not known."""
-
-    encode = decode = _unread
-
-
-class ProxiedModel:
-    """A `WritingModel` for a server that is only passed requests on: it reads and writes nothing by itself."""
-
-    tier: Tier = "text"
-    answers_only = True
-    end_tokens: frozenset[int] = frozenset()
-    score = continuations = _unread
-
-    def __init__(self, name: str, endpoint: Endpoint, seconds: float, length: int | None) -> None:
-        self.name = name
-        self.endpoint = endpoint
-        self.max_length = length or UNLIMITED
-        self.tokenizer = UnreadTokenizer()
-        self._seconds = seconds
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """The name and the address."""
-        return {"name": self.name, "url": self.endpoint.url, "model": self.endpoint.model}
-
-    def upstream(self) -> Upstream:
-        """The server, to pass requests on, for one event loop."""
-        return Upstream(self.endpoint, self._seconds)

@@ -29,7 +29,7 @@ from ralm.lm.api.backends.vllm import VLLM
 from ralm.lm.api.client import Client, answer_key
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
 from ralm.lm.api.http import ApiRequest, JsonObject
-from ralm.lm.api.model import ApiModel, ProxiedModel
+from ralm.lm.api.model import ApiModel
 from ralm.records import IntArray
 
 _LOG: Final = logging.getLogger(__name__)
@@ -62,7 +62,9 @@ _TOP_COUNTS: Final = (100, 20, 5, 1)
 def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
     """The model behind an API with this name, which owns its client; an earlier probe is used if the server still
     generates the same greedy tokens. Raises UsageError, ServerError, and ModelError if no backend or tokenizer fits."""
-    model = _with_length(_probed(name, options, anew=False))
+    model = _probed(name, options, anew=False)
+    if model.capabilities.max_length is None:
+        _LOG.warning("%s does not report its length; write context_length=N, or long texts may be cut", name)
     if model.client.options.dry_run:
         model.client.start_dry_run()
     return model
@@ -98,45 +100,6 @@ def _figures(cold: Any, warm: Any) -> Iterable[tuple[float, float]]:
         (float(before), warm.listed(int(token))) for token, before in zip(cold.tokens_C, cold.log_probs_C, strict=True)
     )
     return [(before, after) for before, after in listed if after is not None and np.isfinite(before)]
-
-
-def open_server(name: str, options: ApiOptions | None = None, *, proxy: bool = False) -> ApiModel | ProxiedModel:
-    """As `load_api_model`; requests are passed on with `proxy`, without a tokenizer, or if messages alone are
-    answered."""
-    with ExitStack() as stack:
-        client = stack.enter_context(Client(endpoint_of(name), options))
-        server = detect_server(client)
-        if not proxy and _continues_texts(client, server):
-            with suppress(tokenizers.UnknownTokenizerError):
-                probe = _Probe(name, client, server)
-                model = probe.stored() or probe.run()
-                if not model.answers_only:
-                    stack.pop_all()
-                    return _with_length(model)
-    return ProxiedModel(name, client.endpoint, client.options.timeout, server.length)
-
-
-def _with_length(model: ApiModel) -> ApiModel:
-    """The model, after a warning if its length is not known."""
-    if model.capabilities.max_length is None:
-        _LOG.warning("%s does not report its length; write context_length=N, or long texts may be cut", model.name)
-    return model
-
-
-def _continues_texts(client: Client, server: ServerInfo) -> bool:
-    """Whether a server has /completions that can be used for the model; all known kinds do."""
-    if server.is_ollama:
-        return False
-    if server.kind is not None:
-        return True
-    body: JsonObject = {"model": client.endpoint.model, "prompt": "The", "max_tokens": 1}
-    try:
-        [_] = client.answers([ApiRequest("/completions", body, 1, 1, retries=1)])
-    except ServerError as error:
-        if not (error.rejects_request or error.fails):
-            raise
-        return False
-    return True
 
 
 def _probed(name: str, options: ApiOptions | None, *, anew: bool) -> ApiModel:

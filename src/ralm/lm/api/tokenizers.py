@@ -30,10 +30,6 @@ _CACHED: Final = 1 << 16
 _NONE: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
-class UnknownTokenizerError(UsageError):
-    """No tokenizer is named, and the server does not report one that can be loaded."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ApiTokenizer:
     """A tokenizer with `size` token ids, its name in messages, and a hash of all that its tokens depend on."""
@@ -45,7 +41,7 @@ class ApiTokenizer:
 
 
 def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
-    """The tokenizer in the options, else OpenAI's, the reported one or the server's own; UnknownTokenizerError if
+    """The tokenizer in the options, else OpenAI's, the reported one or the server's own; UsageError if
     none."""
     option, model = client.options.tokenizer, client.endpoint.model
     if option is not None:
@@ -63,7 +59,7 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
                     return _hub_or_folder(name, model_path(name), local_files_only=local_files_only)
                 except (ModelError, MissingExtraError) as error:
                     failure = error
-    raise UnknownTokenizerError(
+    raise UsageError(
         f"{client.endpoint.url} does not report the tokenizer of {model}, without which `ralm serve` passes requests "
         f"on: name it as `tokenizer`, a hub name, folder, GGUF file, or tiktoken:NAME. ({failure})"
     ) from failure
@@ -99,9 +95,7 @@ def _tiktoken(name: str) -> ApiTokenizer:
         encoding = tiktoken.get_encoding(wanted) if known else tiktoken.encoding_for_model(wanted)
     except KeyError:
         choices = ", ".join(tiktoken.list_encoding_names())
-        raise UnknownTokenizerError(
-            f"tiktoken has no encoding for {wanted}; give tiktoken:NAME with one of {choices}."
-        ) from None
+        raise UsageError(f"tiktoken has no encoding for {wanted}; give tiktoken:NAME with one of {choices}.") from None
     except Exception as error:  # it downloads its files, and lets the errors of that through
         raise ModelError(f"the encoding {wanted} of tiktoken cannot be loaded: {error}") from error
     tokenizer = _TiktokenTokenizer(encoding)
@@ -140,7 +134,7 @@ class _TiktokenTokenizer:
 def _server_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
     size = server.meta.get("n_vocab")
     if not isinstance(size, int):
-        raise UnknownTokenizerError(
+        raise UsageError(
             f"{client.endpoint.url} does not report the size of its vocabulary: name the model's `tokenizer`."
         )
     tokenizer = _LlamaCppTokenizer(client)
