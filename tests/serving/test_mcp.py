@@ -72,29 +72,11 @@ def test_tools(asked: Callable[[Any], None]) -> None:
         [found] = (await client.call_tool("search", {"query": "word120", "index": "more"})).structured_content[
             "results"
         ]
-        whole = (await client.call_tool("fetch", {"id": found["id"], "document": True})).structured_content
-        assert whole["text"].split() == LONG.text.split()
         assert len(found["text"].split()) == 100
-
-    asked(use)
-
-
-def test_documents_are_resources(asked: Callable[[Any], None]) -> None:
-    async def use(client: Any) -> None:
-        listed, cursor = [], None
-        while True:
-            page = await client.list_resources(cursor=cursor)
-            listed += page.resources
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        few = ["The Hill", "The Sea", "town", "night", "open"]
-        assert [one.name for one in listed] == [*few, "The Hill", "The Sea", "A long one"]
-        [contents] = (await client.read_resource(listed[-1].uri)).contents
-        assert contents.text.split() == LONG.text.split()
-        assert (await client.list_resource_templates()).resource_templates[0].uri_template == "ralm://{index}/{passage}"
-        with pytest.raises(mcp.MCPError, match="there is no passage few/99 here"):
-            await client.read_resource("ralm://few/99")
+        for neighbours, words in ((0, 100), (1, 250), (9, 250)):
+            call = {"id": found["id"], "neighbours": neighbours}
+            read = (await client.call_tool("fetch", call)).structured_content["text"].split()
+            assert (len(read), read) == (words, LONG.text.split()[100:200] if words == 100 else LONG.text.split())
 
     asked(use)
 
@@ -111,7 +93,13 @@ def test_wrong_calls_are_sentences_that_a_model_can_read(asked: Callable[[Any], 
                 {"query": "a", "index": "none"},
                 "`index` 'none' is not served; the indexes are: few, more.",
             ),
-            ("fetch", {"id": "few/99"}, "there is no passage few/99 here"),
+            ("search", {"query": "a" * 300_000}, "`query` has 300,000 bytes, and the limit is 262,144"),
+            ("search", {"query": "a", "filters": "1 + " * 9_000 + "1"}, "`filters` has 36,001 bytes"),
+            *(
+                ("fetch", {"id": f"few/{number}"}, f"there is no passage few/{number} here")
+                for number in ("99", "000000000000000000999999", "9" * 500, "-1", "\u0663", "")
+            ),
+            ("fetch", {"id": "few/0", "neighbours": -1}, "`neighbours` is wrong"),
         ):
             answer = await client.call_tool(tool, arguments)
             assert answer.is_error

@@ -3,11 +3,12 @@
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 
 from pydantic import JsonValue
@@ -68,50 +69,43 @@ class AuditEntry:
         return shown
 
 
-class AuditLog:
-    """A file to which lines are appended; safe for many threads. `texts`: also prompts, answers and passages. Raises
-    UsageError if the file cannot be written."""
+class AuditLog(WatchedFileHandler):
+    """A file to which lines are appended; safe for many threads. A file that was moved away is opened again. `texts`:
+    also prompts, answers and passages. Raises UsageError if the file cannot be written."""
 
     def __init__(self, path: Path, *, texts: bool = False) -> None:
-        self._path = path
         self._texts = texts
-        self._lock = Lock()
-        self._is_torn = False
         try:
-            self._file = self._opened()
+            super().__init__(path, encoding="ascii")
         except OSError as error:
             raise UsageError(
                 f"`audit_log` {path} cannot be written ({(error.strerror or str(error)).lower()}): name a file in a "
                 "folder that this user may write to."
             ) from None
 
-    def _opened(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+    def _open(self) -> Any:
+        """Open the file, which this user alone may read."""
+        return open(  # the handler closes it
+            self.baseFilename, "a", encoding=self.encoding, opener=lambda path, flags: os.open(path, flags, _MODE)
+        )
 
     def write(self, entry: AuditEntry, head: dict[str, JsonValue]) -> None:
         """Append a line; a fault is logged, and the request goes on."""
         try:
             time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             value = {"time": time, **head, **entry.as_json(texts=self._texts)}
-            line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
-            with self._lock:
-                content = b"\n" + line if self._is_torn else line
-                self._is_torn = os.write(self._file, content) < len(content)
-                if self._is_torn:
-                    raise OSError("the disk is full")
-        except Exception as error:  # noqa: BLE001  # a request does not fail by its log
-            _LOG.error("a line of the audit log %s was lost: %s", self._path, error)
+            line = json.dumps(value, separators=(",", ":"))
+        except Exception:  # noqa: BLE001  # a request does not fail by its log
+            self._lost()
+        else:
+            self.handle(logging.LogRecord("ralm.audit", logging.INFO, "", 0, line, None, None))
 
-    def reopen(self) -> None:
-        """Open the file again, which may have been moved; the old one stays if that fails."""
-        try:
-            file = self._opened()
-        except OSError as error:
-            _LOG.error("the audit log %s cannot be opened again, and goes on in the old file: %s", self._path, error)
-            return
-        with self._lock:
-            before, self._file, self._is_torn = self._file, file, False
-        os.close(before)
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002  # as the base class
+        """Log that a line was lost."""
+        self._lost()
+
+    def _lost(self) -> None:
+        _LOG.error("a line of the audit log %s was lost: %s", self.baseFilename, sys.exc_info()[1])
 
 
 def entry_of(request: Any) -> AuditEntry:

@@ -19,7 +19,7 @@ from ralm.records import Passage
 from ralm.serving import answers, errors, indexes, text_sources
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits
-from ralm.serving.prompts import TOO_LONG, TokenLabels, check_bytes, check_scores, check_size, most_bytes
+from ralm.serving.prompts import TokenLabels, check_scores, check_size, most_bytes
 from ralm.validation import MAX_SEED
 
 _SHARE: Final = 4
@@ -52,7 +52,7 @@ def answer_chat(
     messages = chat.conversation.messages
     # every template keeps the messages of the user
     check_size([one.content.strip() for one in messages if one.role == "user"], length, "messages")
-    check_bytes([one.content for one in messages], max(limits.text_bytes, most_bytes(length)), "messages")
+    errors.check_bytes([one.content for one in messages], max(limits.text_bytes, most_bytes(length)), "messages")
     try:
         encoded = full_tokenizer(model.tokenizer).encode_chat(chat.conversation.messages) if prompt.chat else None
         own = len(model.tokenizer.encode(chat.conversation.question) if encoded is None else encoded[0])
@@ -69,7 +69,7 @@ def answer_chat(
         seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(chat.times)]
         streams = answers_of.streams(chat.conversation, seeds)
     except LengthError as error:
-        raise errors.RequestError(str(error), param="messages", code=TOO_LONG) from None
+        raise errors.RequestError(str(error), param="messages", code=errors.TOO_LONG) from None
     except ChatError as error:
         raise errors.RequestError(str(error), param="messages") from None
     yield answers.Began([0] * chat.times, own, streams.passages)
@@ -123,7 +123,7 @@ def _new_tokens(chat: ChatCompletion, own: int, limits: Limits, length: int) -> 
             f"limit is {length:,}: shorten the messages to {max(0, length - new_tokens):,} tokens, or lower "
             "`max_tokens`.",
             param="messages",
-            code=TOO_LONG,
+            code=errors.TOO_LONG,
         )
     return new_tokens
 

@@ -1,7 +1,7 @@
 """Errors of requests as OpenAI's error bodies, each with one sentence for the client."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -41,6 +41,8 @@ class StoppedError(RequestError):
 
 GONE: Final = 499
 """The status in logs of a request whose client went away."""
+TOO_LONG: Final = "context_length_exceeded"
+"""The code of errors about prompts that are too long."""
 BODY: Final = "unusable_body"
 """The kind of pydantic's errors about a whole body; their message goes on from "the body"."""
 FIELD: Final = "unusable_field"
@@ -129,3 +131,14 @@ def status_and_body(error: BaseException) -> tuple[int, dict[str, JsonValue]]:
             return 500, error_body("internal error: see the log of the server.", 500)
     _LOG.warning("%s", error)
     return status, error_body(message, status)
+
+
+def check_bytes(texts: Iterable[str], most: int, param: str) -> None:
+    """Raise RequestError if texts have more than `most` bytes together."""
+    size = sum(len(text.encode()) for text in texts)
+    if size > most:
+        raise RequestError(
+            f"`{param}` has {size:,} bytes, and the limit is {most:,}: send less at once.",
+            param=param,
+            code=TOO_LONG,
+        )

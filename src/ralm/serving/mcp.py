@@ -1,15 +1,14 @@
-"""Indexes as a server of the Model Context Protocol: the tools `search` and `fetch`, and documents as resources.
+"""Indexes as a server of the Model Context Protocol, with the tools `search` and `fetch`.
 
-`ralm mcp` serves them over standard input and output, `ralm serve` at /mcp. Passages are named INDEX/NUMBER.
+`ralm mcp` serves them over standard input and output, `ralm serve` at /mcp. Passages are named INDEX/NUMBER. A call has
+the place in the queue and the limits of any other request.
 """
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
-from urllib.parse import quote, unquote
 
 import pydantic
 from mcp import MCPError, types
@@ -22,7 +21,7 @@ from starlette.types import Scope
 
 from ralm.errors import RalmError
 from ralm.records import Passage
-from ralm.retrieval.expansion import WHOLE, ExpandedPassages
+from ralm.retrieval.expansion import ExpandedPassages
 from ralm.serving import errors, requests
 from ralm.serving.audit import ENTRY, AuditEntry
 from ralm.serving.jobs import Workers
@@ -32,11 +31,9 @@ from ralm.serving.text_sources import name_of, web_address
 from ralm.version import __version__
 
 MCP_PATH: Final = "/mcp"
-_SCHEME: Final = "ralm://"
-_PAGE: Final = 100
-"""Documents in a page of the list of resources."""
+_DIGITS: Final = 18
+"""The most digits of the number of a passage."""
 _Context: TypeAlias = ServerRequestContext[Any, Any]
-_Result = TypeVar("_Result")
 _Arguments = TypeVar("_Arguments", bound=requests.Body)
 
 
@@ -55,31 +52,30 @@ class FetchArguments(requests.Body):
     """The arguments of `fetch`."""
 
     id: Annotated[str, Field(description="The id of a passage that `search` returned.")]
-    document: Annotated[bool, Field(description="Return the whole document of the passage.")] = False
+    neighbours: Annotated[
+        int, Field(description="Also return so many passages before and after it in its document.", ge=0)
+    ] = 0
 
 
 _TOOLS: Final[dict[str, tuple[type[requests.Body], str]]] = {
     "search": (SearchArguments, "Search an index, and return its best passages with their ids, titles and texts."),
-    "fetch": (FetchArguments, "Return a passage, or its whole document, by the id of the passage."),
+    "fetch": (FetchArguments, "Return a passage by its id, with its neighbours in the document if wanted."),
 }
 
 
 class McpServer:
-    """The tools and the resources of a service; `workers` bound the requests at once, if there are any."""
+    """The tools of a service; `workers` bound the calls at once and their time."""
 
-    def __init__(self, service: SearchService, workers: Workers | None = None) -> None:
+    def __init__(self, service: SearchService, workers: Workers) -> None:
         self._service = service
         self._workers = workers
         names = ", ".join(service.indexes.names)
         self.server: Server[Any] = Server(
             "ralm",
             version=__version__,
-            instructions=f"Searches the indexes {names}, and returns their passages and documents.",
+            instructions=f"Searches the indexes {names}, and returns their passages.",
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
-            on_list_resources=self._list_resources,
-            on_list_resource_templates=self._list_templates,
-            on_read_resource=self._read_resource,
         )
 
     async def _list_tools(self, *_: object) -> types.ListToolsResult:
@@ -99,8 +95,15 @@ class McpServer:
         call = {"search": self._search, "fetch": self._fetch}.get(params.name)
         if call is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; there is: {', '.join(_TOOLS)}.")
+        answer = partial(call, params.arguments or {}, _entry(context))
+
+        def job() -> Iterator[Any]:
+            yield answer()
+
         try:
-            found = await self._run(partial(call, params.arguments or {}, _entry(context)))
+            running = await self._workers.start(job)
+            async with aclosing(running.events()) as results:
+                found: Any = await anext(results)
         except RalmError as error:
             return types.CallToolResult(content=[_text(_message(error))], is_error=True)
         return types.CallToolResult(content=[_text(json.dumps(found, ensure_ascii=False))], structured_content=found)
@@ -118,87 +121,23 @@ class McpServer:
     def _fetch(self, given: dict[str, Any], entry: AuditEntry) -> dict[str, JsonValue]:
         arguments = _read_call(FetchArguments, given)
         index, _, number = arguments.id.rpartition("/")
-        found = self._document(index, number) if arguments.document else self._passage(index, number)
-        entry.found(index, [found])
-        return _passage_json(index, found)
+        passage = self._passage(index, number)
+        if arguments.neighbours:
+            opened = self._service.indexes.index(index)
+            splitting = opened.manifest.settings.get("splitting")
+            passage = ExpandedPassages(opened.passages, str(arguments.neighbours), splitting)[passage.number]
+        entry.found(index, [passage])
+        return _passage_json(index, passage)
 
     def _passage(self, index: str, number: str) -> Passage:
-        """A passage; RequestError if there is none."""
+        """Return a passage; RequestError if there is none."""
         passages = self._service.indexes.index(index).passages if index in self._service.indexes.names else ()
-        if not number.isdecimal() or int(number[:18]) >= len(passages):
+        is_number = number.isascii() and number.isdigit() and len(number) <= _DIGITS
+        if not is_number or int(number) >= len(passages):
             raise errors.RequestError(
                 f"there is no passage {index}/{number} here; the ids of passages are in the results of `search`."
             )
         return passages[int(number)]
-
-    def _document(self, index: str, number: str) -> Passage:
-        """A passage with the text of its whole document."""
-        passage, opened = self._passage(index, number), self._service.indexes.index(index)
-        whole = ExpandedPassages(opened.passages, WHOLE, opened.manifest.settings.get("splitting"))
-        return whole[passage.number]
-
-    async def _list_resources(
-        self, _: _Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
-        names = self._service.indexes.names
-        index, _, number = (params.cursor if params and params.cursor else f"{names[0]}/0").rpartition("/")
-        if index not in names or not number.isdecimal():
-            raise MCPError(types.INVALID_PARAMS, "the cursor is not one that this server gave.")
-        found, cursor = await self._run(partial(self._listed, index, int(number[:18])))
-        return types.ListResourcesResult(resources=found, next_cursor=cursor)
-
-    def _listed(self, index: str, place: int) -> tuple[list[types.Resource], str | None]:
-        """The documents from a passage on, and where the next page begins."""
-        found = list[types.Resource]()
-        names = self._service.indexes.names
-        passages, last = self._service.indexes.index(index).passages, None
-        while place < len(passages) and len(found) < _PAGE:
-            passage = passages[place]
-            if passage.document_id != last:
-                uri = f"{_SCHEME}{quote(index, safe='')}/{place}"
-                found.append(types.Resource(uri=uri, name=name_of(passage), mime_type="text/plain"))
-            last = passage.document_id
-            place += 1
-        while place < len(passages) and passages[place].document_id == last:
-            place += 1
-        if place < len(passages):
-            return found, f"{index}/{place}"
-        later = names[names.index(index) + 1 :]
-        return found, f"{later[0]}/0" if later else None
-
-    async def _list_templates(self, *_: object) -> types.ListResourceTemplatesResult:
-        template = types.ResourceTemplate(
-            uri_template=f"{_SCHEME}{{index}}/{{passage}}",
-            name="document",
-            description="The whole document of a passage.",
-            mime_type="text/plain",
-        )
-        return types.ListResourceTemplatesResult(resource_templates=[template])
-
-    async def _read_resource(
-        self, context: _Context, params: types.ReadResourceRequestParams
-    ) -> types.ReadResourceResult:
-        index, _, number = params.uri.removeprefix(_SCHEME).rpartition("/")
-        try:
-            found = await self._run(partial(self._document, unquote(index), number))
-        except RalmError as error:
-            raise MCPError(types.INVALID_PARAMS, _message(error)) from None
-        _entry(context).found(unquote(index), [found])
-        contents = types.TextResourceContents(uri=params.uri, mime_type="text/plain", text=found.text)
-        return types.ReadResourceResult(contents=[contents])
-
-    async def _run(self, call: Callable[[], _Result]) -> _Result:
-        """What a function returns in a thread, as one of the requests at once; errors of the server become messages."""
-        if self._workers is None:
-            return await asyncio.to_thread(call)
-        try:
-            await self._workers.take_place()
-        except errors.RequestError as error:
-            raise MCPError(types.INTERNAL_ERROR, str(error)) from None
-        try:
-            return await asyncio.to_thread(call)
-        finally:
-            self._workers.free_place()
 
 
 class _KnownRoute(Route):
@@ -225,7 +164,9 @@ async def mcp_route(service: SearchService, workers: Workers) -> AsyncIterator[B
 
 async def run_stdio(service: SearchService) -> None:
     """Serve one client over standard input and output, until it closes them."""
-    server = McpServer(service).server
+    limits = service.options.limits
+    workers = Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds, service.metrics)
+    server = McpServer(service, workers).server
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 

@@ -30,8 +30,6 @@ from ralm.serving.model import SharedModel
 from ralm.serving.options import Settings
 from ralm.validation import scores_given_texts
 
-TOO_LONG: Final = "context_length_exceeded"
-"""The code of errors about prompts that are too long."""
 _LONGEST_TOKEN: Final = 128
 """Bytes that a token can have: more than any token of a real text."""
 _MOST_IDS: Final = 2**31 - 1
@@ -77,17 +75,6 @@ class ServedPrompt:
         return int(len(self.tokens) > 1 and int(self.tokens[0]) in (full.special_tokens.begin, full.end_token))
 
 
-def check_bytes(texts: Iterable[str], most: int, param: str) -> None:
-    """Raise RequestError if texts have more than `most` bytes together."""
-    size = sum(len(text.encode()) for text in texts)
-    if size > most:
-        raise errors.RequestError(
-            f"`{param}` has {size:,} bytes, and the limit is {most:,}: send less at once.",
-            param=param,
-            code=TOO_LONG,
-        )
-
-
 def most_bytes(tokens: int) -> int:
     """The maximum number of bytes of a text of so many tokens."""
     return tokens * _LONGEST_TOKEN
@@ -101,7 +88,7 @@ def check_size(texts: Iterable[str], most: int, param: str) -> None:
         raise errors.RequestError(
             f"the text of `{param}` has at least {least:,} tokens, and the limit is {most:,}: send less.",
             param=param,
-            code=TOO_LONG,
+            code=errors.TOO_LONG,
         )
 
 
@@ -133,7 +120,7 @@ def check_room(prompt: ServedPrompt, new_tokens: int, most: int) -> None:
             f"the limit is {most:,}: send a prompt of at most {max(0, most - new_tokens):,} tokens, or lower "
             "`max_tokens`.",
             param="prompt",
-            code=TOO_LONG,
+            code=errors.TOO_LONG,
         )
 
 

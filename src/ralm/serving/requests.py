@@ -21,9 +21,8 @@ from ralm.reading.sampling import Sampling
 from ralm.records import Message
 from ralm.serving.chat import ChatCompletion
 from ralm.serving.completion import Completion
-from ralm.serving.errors import BODY, FIELD, RequestError
+from ralm.serving.errors import BODY, FIELD, RequestError, check_bytes
 from ralm.serving.options import Limits, choices
-from ralm.serving.prompts import check_bytes
 from ralm.validation import MAX_SEED
 
 _NEW_TOKENS: Final = 16  # the default of `max_tokens` in OpenAI's API

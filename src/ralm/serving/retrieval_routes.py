@@ -17,12 +17,13 @@ from ralm.records import NO_PASSAGE
 from ralm.retrieval.filters import Filter, parse_filter
 from ralm.serving import answers, errors, jobs, requests
 from ralm.serving.audit import entry_of
-from ralm.serving.prompts import check_bytes
 from ralm.serving.search_service import FoundPassages, SearchService
 
 search_router: Final = APIRouter()
 _TOP_K: Final = 3
 """The passages of a query in Search-R1's server."""
+_FILTER_BYTES: Final = 16 << 10
+"""Maximum size of a filter."""
 _PASSAGES: Final = 65_536
 """Maximum number of passages of a response: with 100 words each, about 40 MB."""
 IndexName: TypeAlias = Annotated[str | None, Query(description="The name of an index; the first by default.")]
@@ -108,7 +109,8 @@ def chosen(index: str | None, retriever: str | None) -> dict[str, str]:
 
 
 def read_filter(where: str | None, param: str = "where") -> Filter | None:
-    """The filter of an expression, None without one; RequestError if it cannot be read."""
+    """The filter of an expression, None without one; RequestError if it cannot be read, or is too long."""
+    errors.check_bytes([where or ""], _FILTER_BYTES, param)
     try:
         return None if where is None else parse_filter(where)
     except UsageError as error:
@@ -137,10 +139,9 @@ def search(
     param: str = "k",
     wanted: Filter | None = None,
 ) -> FoundPassages:
-    """As `SearchService.found`, for queries that are not too long; passages are noted for the audit log."""
+    """As `SearchService.found`; passages are noted for the audit log."""
     entry = entry_of(request)
     entry.prompts = [*queries]
-    check_bytes([max(queries, key=len, default="")], service.options.limits.text_bytes, "query")
     found = service.found(queries, k, choice, param, wanted)
     if service.audit is not None:
         for row in range(len(queries)):

@@ -62,16 +62,15 @@ class SearchService:
         """End what runs in the background."""
 
     def reload(self) -> dict[str, str]:
-        """Open the audit log and the indexes again; returns what became of each index."""
-        if self.audit is not None:
-            self.audit.reopen()
+        """Open the indexes again; return what became of each."""
         return self.indexes.reload()
 
     def found(
         self, queries: Sequence[str], k: int, choice: Mapping[str, Any], param: str = "k", wanted: Filter | None = None
     ) -> FoundPassages:
         """Find the k best passages for each query that pass `wanted`; RequestError if k (called `param`) is out of
-        range, there is no index, or a `choice` of index or retriever is not possible."""
+        range, a query is too long, there is no index, or a `choice` of index or retriever is not possible."""
+        errors.check_bytes([max(queries, key=len, default="")], self.options.limits.text_bytes, "query")
         most = self.options.limits.documents
         if not 1 <= k <= most:
             raise errors.RequestError(f"`{param}` must be from 1 to {most:,}.", param=param)

@@ -1,7 +1,7 @@
 """The process of a server: the application with the operator's routes and the page, its socket and its signals.
 
-SIGTERM or SIGINT ends the server after the running requests, a second one at once; SIGHUP reloads the indexes, and
-opens the audit log again.
+SIGTERM or SIGINT ends the server after the running requests, a second one at once; SIGHUP reloads the
+indexes.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ async def metrics(service: jobs.Searched) -> Response:
 
 @_ROUTER.post("/admin/reload")
 async def reload(service: jobs.Searched) -> dict[str, JsonValue]:
-    """Open the indexes and the audit log again; only if the server has a key."""
+    """Open the indexes again; only if the server has a key."""
     if service.key is None:
         raise errors.RequestError("this needs a key of the server: set one, or send SIGHUP to the process.", status=403)
     return {"indexes": {**await run_in_threadpool(service.reload)}}
