@@ -229,6 +229,8 @@ def make_app(service: SearchService) -> FastAPI:
             workers.stop()
         if upstream is not None:
             await upstream.close()
+        if service.audit is not None:
+            service.audit.close()
 
     app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
