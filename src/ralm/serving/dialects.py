@@ -14,7 +14,7 @@ from ralm.answering.prompts import QuestionPrompt
 from ralm.records import Passage
 from ralm.serving.text_sources import ResponseSources, TextSources, choice_texts, choices_of
 
-Body: TypeAlias = dict[str, Any]
+RequestBody: TypeAlias = dict[str, Any]
 _QUESTION: Final = "\0"
 """Stands for the message in a prompt, which may have parts that are no text."""
 _PIECES: Final = ("content", "text", "tool_calls", "reasoning_content", "reasoning", "refusal")
@@ -28,11 +28,13 @@ class Dialect(ABC):
     has_messages: ClassVar[bool] = True
 
     @abstractmethod
-    def texts(self, body: Body) -> list[str]:
+    def texts(self, body: RequestBody) -> list[str]:
         """Return the texts that passages are searched for; "" for one that is no text."""
 
     @abstractmethod
-    def with_passages(self, body: Body, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt) -> Body:
+    def with_passages(
+        self, body: RequestBody, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt
+    ) -> RequestBody:
         """Return a body with the passages that were found for each of its texts."""
 
     def answer_texts(self, value: Mapping[str, JsonValue]) -> Iterator[tuple[int, str]]:
@@ -45,16 +47,18 @@ class Dialect(ABC):
         return any(delta.get(name) for delta in deltas for name in _PIECES)
 
 
-class Completions(Dialect):
+class CompletionDialect(Dialect):
     """/completions: passages stand before a prompt, as in In-Context RALM."""
 
     has_messages = False
 
-    def texts(self, body: Body) -> list[str]:
+    def texts(self, body: RequestBody) -> list[str]:
         """As `Dialect.texts`."""
         return [prompt if isinstance(prompt, str) else "" for prompt in _prompts(body)]
 
-    def with_passages(self, body: Body, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt) -> Body:  # noqa: ARG002
+    def with_passages(
+        self, body: RequestBody, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt
+    ) -> RequestBody:  # noqa: ARG002
         """As `Dialect.with_passages`."""
         texts = [
             "\n\n".join([*(passage.contents for passage in passages), text]) if passages else text
@@ -63,19 +67,21 @@ class Completions(Dialect):
         return {**body, "prompt": texts if isinstance(body["prompt"], list) else texts[0]}
 
 
-class Chats(Dialect):
+class ChatDialect(Dialect):
     """/chat/completions: passages stand around the last message of the user."""
 
     messages: ClassVar[str] = "messages"
     part: ClassVar[str] = "text"
     """The type of a part of a message that is text."""
 
-    def texts(self, body: Body) -> list[str]:
+    def texts(self, body: RequestBody) -> list[str]:
         """As `Dialect.texts`."""
         place = self._place_of_question(body)
         return [] if place is None else [message_text(body[self.messages][place].get("content"))]
 
-    def with_passages(self, body: Body, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt) -> Body:
+    def with_passages(
+        self, body: RequestBody, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt
+    ) -> RequestBody:
         """As `Dialect.with_passages`."""
         place = self._place_of_question(body)
         messages = [*body[self.messages]]
@@ -89,7 +95,7 @@ class Chats(Dialect):
         messages[place] = {**messages[place], "content": content}
         return {**body, self.messages: messages}
 
-    def _place_of_question(self, body: Body) -> Any:
+    def _place_of_question(self, body: RequestBody) -> Any:
         """Return the place of the last message of the user; None if there is none."""
         messages = body.get(self.messages)
         places = enumerate(messages) if isinstance(messages, list) else ()
@@ -98,19 +104,21 @@ class Chats(Dialect):
         )
 
 
-class Responses(Chats):
+class ResponseDialect(ChatDialect):
     """/responses: the input is a text, or items with messages among them. The last event of a stream has the whole."""
 
     sources = ResponseSources
     messages = "input"
     part = "input_text"
 
-    def texts(self, body: Body) -> list[str]:
+    def texts(self, body: RequestBody) -> list[str]:
         """As `Dialect.texts`."""
         text = body.get("input")
         return [text] if isinstance(text, str) else super().texts(body)
 
-    def with_passages(self, body: Body, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt) -> Body:
+    def with_passages(
+        self, body: RequestBody, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt
+    ) -> RequestBody:
         """As `Dialect.with_passages`."""
         if isinstance(body["input"], str):
             return {**body, "input": body["input"].join(_around(found[0], prompt)[::2])}
@@ -129,9 +137,9 @@ class Responses(Chats):
 
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
-    "/chat/completions": Chats(),
-    "/completions": Completions(),
-    "/responses": Responses(),
+    "/chat/completions": ChatDialect(),
+    "/completions": CompletionDialect(),
+    "/responses": ResponseDialect(),
 }
 """The dialect of each route whose requests get passages."""
 
@@ -143,7 +151,7 @@ def message_text(content: Any) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _prompts(body: Body) -> list[Any]:
+def _prompts(body: RequestBody) -> list[Any]:
     """Return the prompts of a completion; token ids, alone or in a list, are one prompt that is no text."""
     prompt = body.get("prompt")
     return prompt if isinstance(prompt, list) and all(isinstance(text, str) for text in prompt) else [prompt]

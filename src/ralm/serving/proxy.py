@@ -1,4 +1,4 @@
-"""A server in front of another one: chats, completions and responses get passages, and all else is passed on.
+"""Passes requests on to another server: chats, completions and responses get passages, all else stays as it is.
 
 The passages stand in the last message of the user, or before a prompt. All other fields go on and come back as they
 are, except for `ralm`, which is for this server, and the name of the model.
@@ -30,7 +30,7 @@ from ralm.records import Passage
 from ralm.serving import answers, errors, jobs, requests
 from ralm.serving.audit import AuditEntry, AuditLog, entry_of
 from ralm.serving.chat import open_chat_prompt
-from ralm.serving.dialects import DIALECTS, Body, Dialect, message_text
+from ralm.serving.dialects import DIALECTS, Dialect, RequestBody, message_text
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.options import PASSED_ON, ServeOptions, Settings
 from ralm.serving.search_service import choice_error
@@ -101,7 +101,7 @@ class ProxyService(ModelService):
         except UsageError as error:
             raise choice_error(error, choice) from None
 
-    def checked(self, body: Body) -> Mapping[str, Any]:
+    def checked(self, body: RequestBody) -> Mapping[str, Any]:
         """Return the choices of a request; RequestError if its fields for this server are wrong, or beyond a limit."""
         try:
             request = requests.PassedOnRequest.model_validate(body)
@@ -192,7 +192,7 @@ class _Exchange:
         sources = None if found.reads.source is None else self._sources(self._dialect, body, found)
         return await self._sent(self._content if changed == body else changed, self._dialect, sources)
 
-    def _renamed(self, body: Body) -> Body:
+    def _renamed(self, body: RequestBody) -> RequestBody:
         """Return a body with the server's own name of the model, and without the choices."""
         name = body.get("model")
         self._entry.model = name if isinstance(name, str) else None
@@ -201,7 +201,7 @@ class _Exchange:
             changed["model"] = self._upstream.endpoint.model
         return changed
 
-    async def _found(self, dialect: Dialect, body: Body, choice: Mapping[str, Any]) -> "_Found | Response":
+    async def _found(self, dialect: Dialect, body: RequestBody, choice: Mapping[str, Any]) -> "_Found | Response":
         """Return the passages for the texts of a request; the error of the server if it was to write the query."""
         reads = await asyncio.to_thread(self._service.reads, choice)
         texts = dialect.texts(body)
@@ -222,7 +222,7 @@ class _Exchange:
         most = self._service.options.limits.text_bytes
         return _Found(reads, await asyncio.to_thread(_search, queries, reads, most), written)
 
-    def _sources(self, dialect: Dialect, body: Body, found: _Found) -> TextSources:
+    def _sources(self, dialect: Dialect, body: RequestBody, found: _Found) -> TextSources:
         """Return what adds the sources to the answer."""
 
         def address(passage: Passage) -> str:
@@ -244,7 +244,7 @@ class _Exchange:
         return answer
 
     async def _sent(
-        self, body: Body | bytes, dialect: Dialect | None, sources: TextSources | None
+        self, body: RequestRequestBody | bytes, dialect: Dialect | None, sources: TextSources | None
     ) -> "Response | _Stream":
         """Return the answer to a body; that of a dialect is counted, and gets its sources."""
         query = self._request.url.query
@@ -262,7 +262,7 @@ class _Exchange:
         return Response(whole, answer.status, answer.headers, answer.kind)
 
 
-def _rewriting(body: Body, name: str) -> Body:
+def _rewriting(body: RequestBody, name: str) -> RequestBody:
     """Return the request for a query from a conversation."""
     turns = [turn for turn in body["messages"] if isinstance(turn, dict)]
     said = "\n".join(f"{turn.get('role')}: {text}" for turn in turns if (text := message_text(turn.get("content"))))
@@ -402,13 +402,13 @@ class _EventBuffer:
         return min((place + size for place, size in places if place >= 0), default=None)
 
 
-def _json(value: Body) -> bytes:
+def _json(value: RequestBody) -> bytes:
     """Return a value as JSON in ASCII: a server may send half a character, a lone surrogate, which UTF-8 does not
     have."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _json_object(content: bytes) -> Body | None:
+def _json_object(content: bytes) -> RequestBody | None:
     """Return the object that JSON stands for; None for anything else, such as numbers that JSON does not have."""
     try:
         value = json.loads(content, parse_constant=_finite, parse_float=_finite)
