@@ -57,8 +57,11 @@ class CompletionDialect(Dialect):
         return [prompt if isinstance(prompt, str) else "" for prompt in _prompts(body)]
 
     def with_passages(
-        self, body: RequestBody, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt
-    ) -> RequestBody:  # noqa: ARG002
+        self,
+        body: RequestBody,
+        found: Sequence[Sequence[Passage]],
+        prompt: QuestionPrompt,  # noqa: ARG002
+    ) -> RequestBody:
         """As `Dialect.with_passages`."""
         texts = [
             "\n\n".join([*(passage.contents for passage in passages), text]) if passages else text

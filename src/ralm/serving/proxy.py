@@ -244,7 +244,7 @@ class _Exchange:
         return answer
 
     async def _sent(
-        self, body: RequestRequestBody | bytes, dialect: Dialect | None, sources: TextSources | None
+        self, body: RequestBody | bytes, dialect: Dialect | None, sources: TextSources | None
     ) -> "Response | _Stream":
         """Return the answer to a body; that of a dialect is counted, and gets its sources."""
         query = self._request.url.query
