@@ -398,9 +398,7 @@ def test_the_hub_is_asked_last_and_once(tmp_path: Path, monkeypatch: pytest.Monk
     tokenizers._hub_answers.cache_clear()
     with ScriptedServer(behind(), ChatsOnly(), model="no-such/model") as server:
         for _ in range(2):
-            with pytest.raises(
-                UsageError, match="without which `ralm serve` passes requests on: name it as `tokenizer`"
-            ):
+            with pytest.raises(UsageError, match="`ralm ask` and `ralm serve` need: name it as `tokenizer`"):
                 load_api_model(f"{server.url}#no-such/model", ApiOptions(answers=tmp_path / "answers.sqlite"))
         assert asked == ["http://127.0.0.1:9"]
         assert not server.posts

@@ -75,10 +75,13 @@ def chosen_prompt(
     if prompt is None:
         paper = "replug" if isinstance(reader, Ensemble) else "in-context-ralm"
         prompt = open_prompt("chat" if has_chat_template(tokenizer) else paper)
-    if not prompt.chat:
-        return prompt, options
+    return prompt, as_chat(options, given) if prompt.chat else options
+
+
+def as_chat(options: AnswerOptions, given: Container[str]) -> AnswerOptions:
+    """Return the options as `CHAT_ANSWER`, but for those that are `given`."""
     usual = {name: getattr(CHAT_ANSWER, name) for name in ("new_tokens", "stop") if name not in given}
-    return prompt, replace(options, **usual)
+    return replace(options, **usual)
 
 
 def _parsed(content: str, where: str) -> QuestionPrompt:

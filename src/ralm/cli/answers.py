@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ralm.answering.answerer import SourcedAnswer
+from ralm.answering.citations import AnswerSource
 from ralm.answering.evaluation import AnswerEvaluation
 from ralm.cli.output import beginning, passage_name, print_line
 from ralm.cli.results import print_comparison
@@ -79,18 +80,23 @@ def print_pieces(pieces: Iterable[GeneratedText]) -> None:
     print_line("(an empty answer)" if empty else "")
 
 
-def print_sources(answer: SourcedAnswer) -> None:
-    """Print the passages of an answer, the contribution of each, and the log-probability of the answer."""
-    tokens = len(answer.answer.tokens)
-    for rank, source in enumerate(answer.sources, 1):
+def print_passages(text: str, sources: Sequence[AnswerSource]) -> None:
+    """Print the passages of an answer, and how each is known to be a source."""
+    for rank, source in enumerate(sources, 1):
         known = str(source.known)
         if source.known == "measured":
             known += f" {source.share:.0%} {source.gain:+.2f} nats"
         print_line(f"\n{rank:>3}. {known}  {passage_name(source.passage)}")
-        quoted = [answer.answer.text[slice(*one.answer)] for one in source.quotes]
+        quoted = [text[slice(*one.answer)] for one in source.quotes]
         if quoted:
             print_line("     quoted: " + one_line(" | ".join(quoted)))
         print_line(f"     {beginning(' '.join(source.passage.text.split()), _WIDTH)}")
+
+
+def print_sources(answer: SourcedAnswer) -> None:
+    """Print the passages of an answer, the contribution of each, and the log-probability of the answer."""
+    print_passages(answer.answer.text, answer.sources)
+    tokens = len(answer.answer.tokens)
     if answer.cut:
         print_line(f"\nThe prompt did not fit: {answer.cut.documents:,} tokens of passages were cut at the beginning.")
     if tokens:

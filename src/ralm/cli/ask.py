@@ -1,13 +1,23 @@
 """`ralm ask`: answers questions with a frozen language model, each with its sources."""
 
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import ralm
 from ralm.answering.options import AnswerOptions
 from ralm.cli import flags, models, options
+from ralm.errors import UsageError, extra
+from ralm.grammar import keys_text
+from ralm.lm.api.endpoint import ApiOptions, RequestOptions, is_api
+from ralm.lm.registry import API_PACKAGES, ModelOptions
 from ralm.options import Option
 from ralm.settings import PipelineOptions
+from ralm.terminal import visible
+
+if TYPE_CHECKING:
+    from ralm.protocols import WritingModel
 
 
 def ask_command(
@@ -35,12 +45,16 @@ def ask_command(
     source (measured, cited, quoted or only retrieved), and how likely the answer is in the same prompt with and without
     passages.
 
-    A model with a chat template is asked through it, another one with the prompt of a paper.
+    A model with a chat template is asked through it, another one with the prompt of a paper. A chat API gets one
+    request for a question, and its answer is judged by its text alone.
 
     Example: `ralm ask "Who discovered radium?" -m smollm2 -i my-index`
     """
     options.check_reranked_questions(pipeline.reading)
     texts = options.read_input(question, questions, "question")
+    if is_api(pipeline.lm):
+        _ask_chat_api(texts, pipeline, prompt, answering, given, as_json=json)
+        return
 
     from ralm.answering.prompt_reader import chosen_prompt
     from ralm.cli import answers, output
@@ -63,4 +77,51 @@ def ask_command(
             output.print_line(answer.question)
             answers.print_pieces(answer.answer.pieces)
             answers.print_sources(answer)
+            output.print_line()
+
+
+def _ask_chat_api(
+    texts: Sequence[str],
+    pipeline: PipelineOptions,
+    prompt: str | None,
+    answering: AnswerOptions,
+    given: flags.Given,
+    *,
+    as_json: bool,
+) -> None:
+    """Ask a model behind an API, and print its answers with their sources."""
+    if answering.max_length is not None:
+        raise UsageError(
+            f"{given['max_length']} has no effect on a chat API, whose tokens are not counted: leave it out."
+        )
+    if pipeline.reading.mixes or pipeline.reading.reranks:
+        raise UsageError(
+            "`ralm ask` puts all passages into one request for a chat API: leave out `reader` ensemble and `rerank`; "
+            "`ralm qa` and `generate` have them."
+        )
+    requests = {field.name: getattr(pipeline.model.api, field.name) for field in fields(RequestOptions)}
+    if keys := keys_text(pipeline.model, ModelOptions(api=ApiOptions(**requests))):
+        raise UsageError(f"`lm_args` {keys} has no effect on a chat API that is asked one request: leave it out.")
+    pipeline.check_source()
+
+    from ralm.answering.chat_api import ChatApi
+    from ralm.answering.prompt_reader import as_chat
+    from ralm.cli import answers, output
+    from ralm.reading.sources import FromRetriever
+
+    with extra("api", "models behind an API need", API_PACKAGES):
+        api = ChatApi(pipeline.lm, pipeline.model.api)
+    models.closed_at_end(pipeline.lm, pipeline.model, cast("WritingModel", api))
+    source = None if pipeline.index is None else FromRetriever.of_index(pipeline.index, pipeline.retrieval)
+    chosen = ralm.open_prompt(prompt or "numbered")
+    reader = pipeline.reading.parts().reader
+    for answer in api.answers(texts, chosen, source, reader, as_chat(answering, given)):
+        if as_json:
+            output.print_json(answer.as_json())
+            continue
+        if len(texts) > 1:
+            output.print_line(answer.question)
+        output.print_line(visible(answer.text.strip()) or "(an empty answer)")
+        answers.print_passages(answer.text, answer.sources)
+        if len(texts) > 1:
             output.print_line()

@@ -60,8 +60,8 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
                 except (ModelError, MissingExtraError) as error:
                     failure = error
     raise UsageError(
-        f"{client.endpoint.url} does not report the tokenizer of {model}, without which `ralm serve` passes requests "
-        f"on: name it as `tokenizer`, a hub name, folder, GGUF file, or tiktoken:NAME. ({failure})"
+        f"{client.endpoint.url} does not report the tokenizer of {model}, which all but `ralm ask` and `ralm serve` "
+        f"need: name it as `tokenizer`, a hub name, folder, GGUF file, or tiktoken:NAME. ({failure})"
     ) from failure
 
 

@@ -1,0 +1,115 @@
+"""Asks a chat API: a question is one request with its passages, and the answer is judged by its text alone.
+
+Nothing but the request is asked of the server: no tokenizer, no log-probabilities.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+
+from pydantic import JsonValue
+
+from ralm.answering.citations import AnswerSource
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import Conversation, QuestionPrompt
+from ralm.errors import UsageError
+from ralm.lm.api.answers import answer_field, unexpected
+from ralm.lm.api.client import Client
+from ralm.lm.api.endpoint import ApiOptions, endpoint_of
+from ralm.lm.api.http import ApiRequest, JsonObject
+from ralm.protocols import Reader
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.provenance import passage_as_json
+from ralm.reading.sources import FromRetriever
+from ralm.records import Passage
+
+_PATH = "/chat/completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextAnswer:
+    """The text of an answer and its sources, in the order of the prompt."""
+
+    question: str
+    text: str
+    sources: Sequence[AnswerSource]
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Return everything about the answer."""
+        sources: list[JsonValue] = [
+            {**passage_as_json(source.passage), "text": source.passage.text, **source.as_json()}
+            for source in self.sources
+        ]
+        return {"question": self.question, "answer": self.text, "sources": sources}
+
+
+class ChatApi:
+    """A model that answers messages, by its name as in `ralm.lm.api.endpoint`; close its `client`. Answers are drawn as
+    the server does by default, but for the `sampling` that is named, and the greedy ones of both papers."""
+
+    def __init__(self, name: str, options: ApiOptions | None = None) -> None:
+        self.client = Client(endpoint_of(name), options)
+        endpoint = self.client.endpoint
+        self.client.identity = sha256(f"{endpoint.url} {endpoint.model}".encode()).hexdigest()[:16]
+
+    def answers(
+        self,
+        questions: Sequence[str],
+        prompt: QuestionPrompt,
+        source: FromRetriever | None,
+        reader: Reader,
+        options: AnswerOptions,
+    ) -> Iterator[TextAnswer]:
+        """Yield the answers to questions, in their order, each with the passages that the reader puts into one prompt.
+
+        Raises UsageError if a question is empty, ServerError if the server does not answer.
+        """
+        for question in questions:
+            if not question.strip():
+                raise UsageError("the question is empty: ask with at least one word.")
+        passages = [_passages(question, source, reader) for question in questions]
+        requests = (self._request(*asked, prompt, options) for asked in zip(questions, passages, strict=True))
+        texts = self.client.answers(requests)
+        for question, shown, text in zip(questions, passages, texts, strict=True):
+            own = str(prompt.same_words(several=len(shown) > 1).text(question, ()))
+            numbered = prompt.numbers_passages
+            yield TextAnswer(
+                question=question, text=text, sources=AnswerSource.of_text(text, shown, own, numbered=numbered)
+            )
+
+    def _request(
+        self, question: str, passages: Sequence[Passage], prompt: QuestionPrompt, options: AnswerOptions
+    ) -> ApiRequest:
+        asked = Conversation.of(question).after(prompt.system).with_question(str(prompt.text(question, passages)))
+        endpoint = self.client.endpoint
+        limit = "max_completion_tokens" if endpoint.is_openai else "max_tokens"  # its newer models reject the other
+        body: dict[str, JsonValue] = {
+            "model": endpoint.model,
+            "messages": [{"role": message.role, "content": message.content} for message in asked.messages],
+            limit: options.new_tokens,
+            "temperature": options.temperature,
+        }
+        if options.temperature > 0:
+            body |= {"seed": options.seed, "top_p": options.top_p}
+        if options.stop:
+            body["stop"] = [*options.stop]
+        tokens = sum(len(message.content.encode()) for message in asked.messages)
+        return ApiRequest(_PATH, body, tokens, options.new_tokens).parsed(_text_of, partial(str, ""))
+
+
+def _passages(question: str, source: FromRetriever | None, reader: Reader) -> list[Passage]:
+    """Return the passages for a question in the order of the prompt."""
+    if source is None:
+        return []
+    numbers = tuple(number for number, _ in source.search([question], reader.hits).of(0))
+    if isinstance(reader, Concatenation):
+        numbers = reader.in_order(numbers)
+    return [source.passages[number] for number in numbers]
+
+
+def _text_of(answer: JsonObject) -> str:
+    text = answer_field(answer, "choices", 0, "message", "content")
+    if not isinstance(text, str):
+        raise unexpected("the server returns no text")
+    return text
