@@ -5,6 +5,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -214,7 +216,10 @@ async def mcp_route(service: SearchService, workers: Workers) -> AsyncIterator[B
 
 
 async def run_stdio(service: SearchService) -> None:
-    """Serve one client over standard input and output, until it closes them."""
+    """Serve one client over standard input and output, until it closes them, or a signal ends the process."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: os._exit(128 + number))  # a thread that reads cannot be ended
     server = McpServer(service).server
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
