@@ -56,11 +56,11 @@ class Running:
 
 @contextmanager
 def running(
-    *arguments: object, folder: Path | None = None, anew: bool = False, **environment: str
+    *arguments: object, folder: Path | None = None, anew: bool = False, before: str = "", **environment: str
 ) -> Iterator[Running]:
     """The process with these arguments, on a free port, once it listens; killed at the end if it has not ended.
 
-    Forked from one that has loaded everything; `anew`: started as by a user.
+    Forked from one that has loaded everything, after the code `before`; `anew`: started as by a user.
     """
     serve = ["ralm", "serve", "--port", "0", *map(str, arguments)]
     process: subprocess.Popen[str] | Program
@@ -70,7 +70,7 @@ def running(
             [sys.executable, "-m", *serve], stdout=PIPE, stderr=PIPE, text=True, cwd=folder, env=variables
         )
     else:
-        process = started(*serve, folder=folder, environment=environment)
+        process = started(*serve, before=before, folder=folder, environment=environment)
     served = Running(process)
     try:
         served.url = served.wait_for("serving ").split(" at ")[1].strip().removesuffix("/v1")

@@ -3,7 +3,13 @@
 import json
 import re
 import shlex
+import shutil
 import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,9 @@ import yaml
 from tests.cli.program import ralm
 from tests.serving.chat_upstream import NAME, ChatUpstream
 from tests.serving.process import running
+from tests.serving.served import serving
+from tests.serving.test_connections import ASK, HALVES, received, sent
+from tests.serving.test_limits import limited, until
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
@@ -90,3 +99,52 @@ def test_the_number_of_passages_of_requests_that_are_passed_on(index: Path) -> N
             body = {"model": NAME, "messages": [{"role": "user", "content": "What sings in the sea by night?"}]}
             answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).json()
     assert [one["title"] for one in answer["search_results"]] == ["The Sea"]
+
+
+@contextmanager
+def nginx(upstream: str, folder: Path) -> Iterator[str]:
+    """The address of nginx with the configuration of docs/deploy before a server, with shorter times and no TLS."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    site = re.sub("    ssl_.*\n", "", (DEPLOY / "nginx.conf").read_text())
+    for text, replacement in (
+        ("listen 443 ssl", f"listen 127.0.0.1:{port}"),
+        ("127.0.0.1:8000", upstream.removeprefix("http://")),
+        ("client_header_timeout 10s", "client_header_timeout 1s"),
+        ("client_body_timeout 10s", "client_body_timeout 3s"),
+        ("ralm_clients 32", "ralm_clients 8"),
+    ):
+        assert text in site
+        site = site.replace(text, replacement)
+    places = " ".join(f"{name}_temp_path {folder}/{name};" for name in "client_body proxy fastcgi uwsgi scgi".split())
+    (folder / "nginx.conf").write_text(
+        f"daemon off; pid {folder}/pid; error_log {folder}/log; events {{}} http {{ access_log off; {places} {site} }}"
+    )
+    process = subprocess.Popen(["nginx", "-e", str(folder / "log"), "-c", str(folder / "nginx.conf")])
+    try:
+        until(lambda: (folder / "pid").exists() and process.poll() is None)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_nginx_keeps_slow_clients_from_the_server(tmp_path: Path) -> None:
+    with serving(limited()) as straight, nginx(straight, tmp_path) as url:
+        body = {**ASK, "model": "table-1", "prompt": "abc", "max_tokens": 100, "stream": True}
+        headers = {"Host": "localhost"}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as streamed:
+            times = [time.monotonic() for line in streamed.iter_lines() if line]
+        assert times[-1] - times[0] > 1, "its pieces came as they were made"
+        begin = time.monotonic()
+        for half in HALVES.values():
+            with sent(url, half) as slow:
+                assert received(slow, 30)[:12] in (b"", b"HTTP/1.1 408")
+        assert time.monotonic() - begin < 30, "each was ended"
+        assert 'route="none"' not in httpx.get(f"{straight}/metrics").text, "no half request came through"
+        with ExitStack() as stack:
+            for _ in range(8):
+                stack.enter_context(sent(url, HALVES["half a body"]))
+            assert httpx.get(f"{url}/health", headers=headers).status_code == 429

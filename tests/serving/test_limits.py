@@ -16,7 +16,7 @@ from ralm.corpus.splitting import make_passages
 from ralm.errors import UsageError
 from ralm.records import IntArray, NextTokens
 from ralm.retrieval.update import update_index
-from ralm.serving import server
+from ralm.serving import process
 from ralm.serving.middleware import KEY, open_key
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.service import LocalService
@@ -248,7 +248,7 @@ def test_an_index_that_changes_is_served_as_it_was_until_it_is_reloaded(tmp_path
 
 
 def test_a_followed_index_is_opened_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_FOLLOW_SECONDS", 1)
+    monkeypatch.setattr(process, "_FOLLOW_SECONDS", 1)
     folder = save_index(tmp_path / "index", DOCUMENTS[:2])
     service = LocalService(tiny(), ServeOptions(follow=True), folders={"few": folder})
     with serving(service) as url:

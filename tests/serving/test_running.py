@@ -1,26 +1,23 @@
 """`ralm serve` as a process: its settings, its port, its signals; and the requests that `--demo` prints."""
 
 import json
-import os
 import shlex
 import signal
 import socket
 import subprocess
-import threading
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from ralm.errors import UsageError
-from ralm.serving.server import RalmServer, address_of, bound_socket
-from ralm.serving.service import LocalService
+from ralm.serving.process import address_of, bound_socket
 from tests.cli.program import ralm
 from tests.serving.process import running
-from tests.serving.served import DOCUMENTS, MODEL, events_of, save_index, tiny
+from tests.serving.served import DOCUMENTS, MODEL, events_of, save_index
 
 ASK: dict[str, Any] = {"model": MODEL, "prompt": "The whales", "max_tokens": 8, "temperature": 0}
 
@@ -52,35 +49,41 @@ def test_signals(index: Path) -> None:
         assert "Traceback" not in "".join(served.lines)
 
 
-def test_uvicorn_calls_what_the_server_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says when it is ready, and survives SIGHUP, which reloads; then the old handlers are back."""
-    assert {"startup", "capture_signals"} <= vars(uvicorn.Server).keys()
-    service, events = LocalService(tiny()), list[str]()
+def test_a_thread_that_does_not_end_does_not_hold_the_process(index: Path) -> None:
+    stuck = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()"
+    with running("--index", index, "--limits", "shutdown_seconds=2", before=stuck) as served:
+        served.process.send_signal(signal.SIGTERM)
+        assert served.ended(30) == 1
+        assert "the server did not end in 2 seconds: it was stopped" in served.lines[-1]
 
-    def ready(_: str) -> None:
-        events.append("ready")
-        os.kill(os.getpid(), signal.SIGHUP)
 
-    def reload() -> dict[str, str]:
-        events.append("reload")
-        server.should_exit = True
-        return {}
+def test_a_signal_ends_the_protocol_over_an_open_input(index: Path) -> None:
+    pytest.importorskip("mcp")
+    client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    begin = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}).encode() + b"\n"
+    command = [sys.executable, "-m", "ralm", "mcp", "--index", str(index)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None and process.stdout is not None  # noqa: PT018
+        process.stdin.write(begin)
+        assert b"serverInfo" in process.stdout.readline()
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
 
-    monkeypatch.setattr(service.indexes, "reload", reload)
-    before = signal.signal(signal.SIGHUP, lambda *_: events.append("not caught"))
-    try:
-        with bound_socket("127.0.0.1", 0) as listening:
-            server = RalmServer(service, ready)
-            timer = threading.Timer(30, lambda: setattr(server, "should_exit", True))
-            timer.start()
-            server.run([listening])
-            timer.cancel()
-        assert events == ["ready", "reload"]
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert events[2:] == ["not caught"]
-    finally:
-        signal.signal(signal.SIGHUP, before)
-        service.model.close()
+
+def test_streams_that_do_not_end_in_time_are_cut_off(index: Path, tmp_path: Path) -> None:
+    flags = ("--lm", MODEL, "--index", index, "--limits", "shutdown_seconds=2", "--audit-log", tmp_path / "audit")
+    with running(*flags) as served:
+        body = {**ASK, "max_tokens": 900, "n": 8, "temperature": 1, "stream": True}
+        with (
+            pytest.raises(httpx.RemoteProtocolError),
+            httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as streamed,
+        ):
+            lines = streamed.iter_lines()
+            next(lines)
+            served.process.send_signal(signal.SIGTERM)
+            assert [*lines]
+        assert served.ended(30) == 0
+        assert json.loads((tmp_path / "audit").read_text())["status"] == 499
 
 
 @pytest.mark.slow
@@ -189,9 +192,13 @@ def test_a_setting_of_another_kind(tmp_path: Path) -> None:
     assert "sets port to 'many'" in answer.err
 
 
-def test_an_address_of_another_computer() -> None:
-    with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1:80"):
-        bound_socket("192.0.2.1", 80)
+@pytest.mark.parametrize("host", ["192.0.2.1", "a\nb", "a\0b", "no.such.invalid", "\u00e9" * 70])
+def test_an_address_that_this_computer_does_not_have(host: str) -> None:
+    with pytest.raises(UsageError, match=r"(?s)cannot listen on .*:80 \(.+\): choose another"):
+        bound_socket(host, 80)
+
+
+def test_an_address_of_version_6() -> None:
     if socket.has_ipv6:
         with bound_socket("::1", 0) as listening:
             assert address_of(listening).startswith("http://[::1]:")

@@ -102,10 +102,10 @@ def serve_command(
     plan = options.with_query_tokens(plan, retrieval, given)
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
-        from ralm.serving import server
         from ralm.serving.audit import AuditLog
         from ralm.serving.middleware import open_key
         from ralm.serving.options import Settings
+        from ralm.serving.process import bound_socket, run_server
         from ralm.serving.proxy import ProxyService
         from ralm.serving.search_service import SearchService
         from ralm.serving.service import LocalService, ModelService
@@ -116,7 +116,7 @@ def serve_command(
 
         process.print_note(f"making {_DEMO}, the documentation of this Python as an index")
         build_demo_folder(_DEMO)
-    with server.bound_socket(serving.host, serving.port) as listening:
+    with bound_socket(serving.host, serving.port) as listening:
         access: dict[str, Any] = {
             "key": open_key(serving.host),
             "audit": None if audit_log is None else AuditLog(audit_log, texts=audit_texts),
@@ -125,7 +125,7 @@ def serve_command(
         if lm is None:
             searching = SearchService(serving, settings, folders, **access)
             names = ", ".join(folders)
-            server.run_server(searching, listening, lambda url: process.print_note(f"serving {names} at {url}"))
+            run_server(searching, listening, lambda url: process.print_note(f"serving {names} at {url}"))
             return
         service: ModelService
         if is_api(lm):
@@ -145,7 +145,7 @@ def serve_command(
             if demo:
                 _print_requests(url, service.name)
 
-        server.run_server(service, listening, ready)
+        run_server(service, listening, ready)
 
 
 def _checked_model(lm: str | None, index: tuple[str, ...], *, demo: bool) -> str | None:

@@ -12,5 +12,5 @@ Each request is one thread that runs the library's own code; the asyncio side ch
     jobs, middleware                    HTTP: threads and responses, the key and metrics
     routes                              the routes of a model
     retrieval_routes, mcp               the routes of searches, with a model or without
-    connections, server                 connections and their limits, the process
+    server, process                     the application, its socket and its signals
 """

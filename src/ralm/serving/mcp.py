@@ -5,6 +5,8 @@ the place in the queue and the limits of any other request.
 """
 
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -163,7 +165,10 @@ async def mcp_route(service: SearchService, workers: Workers) -> AsyncIterator[B
 
 
 async def run_stdio(service: SearchService) -> None:
-    """Serve one client over standard input and output, until it closes them."""
+    """Serve one client over standard input and output, until it closes them, or a signal ends the process."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: os._exit(128 + number))  # a thread that reads cannot be ended
     limits = service.options.limits
     workers = Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds, service.metrics)
     server = McpServer(service, workers).server

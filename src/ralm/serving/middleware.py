@@ -222,9 +222,7 @@ class AccessLog:
             path = getattr(scope.get("route"), "path", _NO_ROUTE)  # a client may send any number of other paths
             self._metrics.requests.labels(path, str(status)).inc()
             self._metrics.seconds.labels(path).observe(seconds)
-            is_half = status == GONE and path == _NO_ROUTE  # a fault, of which one line a minute is enough
-            level = logging.WARNING if is_half else logging.INFO
-            _LOG.log(level, "%s %s %d in %.3f s", scope["method"], path, status, seconds)
+            _LOG.info("%s %s %d in %.3f s", scope["method"], path, status, seconds)
             if self._audit is not None and scope["path"] not in _NOT_AUDITED:
                 head: dict[str, JsonValue] = {
                     "client": (scope.get("client") or (None,))[0],

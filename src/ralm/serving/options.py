@@ -58,6 +58,9 @@ class Limits:
     requests_at_once: Annotated[int, Option("Requests that are answered at once.")] = 16
     requests_waiting: Annotated[int, Option("Requests in the queue; more are rejected (429).", minimum=0)] = 64
     seconds: Annotated[float, Option("Seconds until a request times out.", above=True)] = 600.0
+    shutdown_seconds: Annotated[
+        float, Option("Seconds in which the server ends after SIGTERM; requests have nine tenths of them.", above=True)
+    ] = 60.0
     cached_tokens: Annotated[
         int | None,
         Option(
@@ -71,13 +74,6 @@ class Limits:
     queries: int = 4096
     text_bytes: int = 256 << 10
     """Size of a query."""
-    bodies: int = 16
-    """Bodies of the maximum size that the server holds at once, or as many bytes of smaller ones."""
-    body_seconds: float = 60.0
-    """Time in which the body of a request must arrive."""
-    connections: int = 512
-    shutdown_seconds: float = 60.0
-    """Time that running requests have to end after SIGTERM."""
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -1,28 +1,14 @@
-"""The process of a server: the application with the operator's routes and the page, its socket and its signals.
+"""The application of a server, with the operator's routes and the page."""
 
-SIGTERM or SIGINT ends the server after the running requests, a second one at once; SIGHUP reloads the
-indexes.
-"""
-
-import asyncio
 import hashlib
-import logging
-import os
 import re
-import signal
-import socket
-import time
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from importlib.util import find_spec
-from itertools import count
-from threading import Thread, current_thread, main_thread
-from types import FrameType
-from typing import Any, Final
+from typing import Final
 
-import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import JsonValue
@@ -30,20 +16,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from ralm.errors import UsageError
 from ralm.options import without_none
-from ralm.retrieval.bm25.kernels import load_compiler
 from ralm.retrieval.summary import corpus_title
 from ralm.runs.report import render_page
-from ralm.serving import connections, errors, jobs, middleware, options, proxy, requests, retrieval_routes, routes
+from ralm.serving import errors, jobs, middleware, options, proxy, requests, retrieval_routes, routes
 from ralm.serving.proxy import ProxyService
 from ralm.serving.search_service import SearchService
 from ralm.serving.service import LocalService, ModelService
 from ralm.settings import CATALOGUES
-from ralm.terminal import no_progress
 from ralm.version import __version__
 
-_LOG: Final = logging.getLogger("ralm.serving")
 _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
     "/v1/completions": {"ralm": requests.Chosen, "": requests.CompletionRequest},
     "/v1/chat/completions": {"ralm": requests.ChatChosen, "messages": requests.MessageBody, "": requests.ChatRequest},
@@ -51,13 +33,6 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _PACKAGE: Final = "ralm.serving"
-_BACKLOG: Final = 512
-"""Connections that the system holds until they are accepted."""
-_FOLLOW_SECONDS: Final = 5
-"""Between two looks at the folders of indexes with `follow`."""
-_LOGGERS: Final = ("ralm.serving", "uvicorn.error", "asyncio")
-"""Loggers of faults that clients can cause."""
-_END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _ROUTER: Final = APIRouter()
 
 
@@ -185,31 +160,6 @@ async def _check_query(request: Request) -> None:
             raise errors.RequestError(f"`{name}` is not a parameter of {request.scope['route'].path}.", param=name)
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A listening socket; UsageError if the port is in use, or the address belongs to another computer."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host.strip("[]"), port), family=family, backlog=_BACKLOG)
-        # accepted connections inherit it; without it a stream on a kept connection waits 40 ms for the client's ACK
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise UsageError(
-            f"cannot listen on {host}:{port} ({reason.lower()}): choose another `port` or `host`."
-        ) from None
-
-
-def run_server(service: SearchService, listening: socket.socket, ready: Callable[[str], None]) -> None:
-    """Answer requests until a signal ends the server; `ready` is called with its address once it listens."""
-    connections.reserve_files(service.options.limits.connections)
-    with no_progress():
-        load_compiler()
-        service.warm_up()
-        RalmServer(service, ready).run([listening])
-        service.close()
-
-
 def make_app(service: SearchService) -> FastAPI:
     """The ASGI application of a service."""
     limits, metrics = service.options.limits, service.metrics
@@ -250,93 +200,3 @@ def make_app(service: SearchService) -> FastAPI:
     app.add_middleware(middleware.Guard, key=service.key, body_bytes=limits.body_bytes)
     app.add_middleware(middleware.AccessLog, metrics=metrics, audit=service.audit)
     return app
-
-
-class RalmServer(uvicorn.Server):
-    """A server that calls `ready` with its address once it listens, ends slow connections, and handles signals."""
-
-    def __init__(self, service: SearchService, ready: Callable[[str], None]) -> None:
-        super().__init__(connections.ServerConfig(make_app(service), service.options.limits))
-        self._service = service
-        self._ready = ready
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer requests until the server is told to end."""
-        once, loggers = connections.OnceAMinute(), [logging.getLogger(name) for name in _LOGGERS]
-        for logger in loggers:
-            logger.addFilter(once)
-        try:
-            await super().serve(sockets)
-        finally:
-            for logger in loggers:
-                logger.removeFilter(once)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and call `ready`."""
-        await super().startup(sockets)
-        for listening in sockets or ():
-            listening.listen(_BACKLOG)  # uvicorn has just lowered it to the number of connections accepted at once
-        self._checking = asyncio.create_task(self._check_connections())
-        if not self.should_exit and sockets:
-            self._ready(address_of(sockets[0]))
-
-    async def _check_connections(self) -> None:
-        for second in count(1):
-            await asyncio.sleep(1)
-            now = time.monotonic()
-            for connection in self._connections:
-                connection.check(now)
-            if self._service.options.follow and second % _FOLLOW_SECONDS == 0 and self._service.indexes.have_changed():
-                self._reload()
-
-    @property
-    def _connections(self) -> list[connections.Connection]:
-        return [one for one in self.server_state.connections if isinstance(one, connections.Connection)]
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End connections without a whole request, and the others after their responses, as long as there is time."""
-        seconds = self._service.options.limits.shutdown_seconds
-
-        def end() -> None:
-            _LOG.warning("requests that did not end in %g seconds were stopped", seconds)
-            for connection in self._connections:
-                connection.transport.abort()
-
-        timer = asyncio.get_running_loop().call_later(seconds, end)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            timer.cancel()
-            self._checking.cancel()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle signals inside the block; only in the main thread."""
-        if current_thread() is not main_thread():
-            yield
-            return
-        handlers: dict[int, Any] = {**dict.fromkeys(_END_SIGNALS, self._end), signal.SIGHUP: self._reload}
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _end(self, number: int, _: FrameType | None) -> None:
-        if self.should_exit:
-            os._exit(128 + number)
-        self.should_exit = True
-
-    def _reload(self, *_: object) -> None:
-        def reload() -> None:
-            for name, outcome in self._service.reload().items():
-                _LOG.info("index %s: %s", name, outcome)
-
-        Thread(target=reload, daemon=True).start()
-
-
-def address_of(listening: socket.socket) -> str:
-    """The base URL of a server that listens on this socket."""
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
