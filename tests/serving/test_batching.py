@@ -1,6 +1,5 @@
 """Many threads use one model: what each gets is what it gets alone, and none holds up, fails or ends another."""
 
-import gc
 import logging
 import threading
 import time
@@ -8,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ralm.errors import ModelError
+from ralm.errors import DeviceMemoryError, ModelError
 from ralm.lm.local.decoder import UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.registry import load_local_model
@@ -29,7 +29,7 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
-from ralm.serving.batcher import Line, chunk_shares, lines_that_fit
+from ralm.serving.batcher import Drawing, drawings_that_fit
 from ralm.serving.errors import StoppedError
 from ralm.serving.model import RequestScope, SharedModel, in_scope
 from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
@@ -184,7 +184,9 @@ class Recorded(CountingModel):
 
 class RecordedContinuations(UnigramContinuations):
     def known(self, text: IntArray) -> int:
-        return 0
+        assert isinstance(self.model, Recorded)
+        texts = [beginning for step in self.model.steps[-9:] for beginning in step]
+        return max([0, *(len(beginning) for beginning in texts if text[: len(beginning)].tolist() == beginning)])
 
     def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
         assert isinstance(self.model, Recorded)
@@ -201,28 +203,36 @@ def text_of(*tokens: int) -> IntArray:
     return np.array(tokens, dtype=np.int64)
 
 
-def test_a_long_text_is_read_in_chunks_between_the_tokens_of_others() -> None:
+def test_a_long_text_is_read_in_chunks_between_the_texts_of_others() -> None:
     model = recorded(max_length=1000, seconds=0.001)
-    long, begun = np.arange(900) % 40, threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
     def write(shared: SharedModel) -> int:
-        """How many tokens are written before the long text is read."""
-        continuations, text, answered = shared.continuations(), text_of(1, 2), 0
+        """Return how many tokens are written before the long text is read."""
+        continuations, text = shared.continuations(), text_of(1, 2)
         while not done.is_set():
             text = np.append(text, continuations.next_tokens([text[-900:]]).log_probs_BC[0].argmax())
-            answered += 1
             begun.set()
-        return answered
+        return len(text)
 
-    done = threading.Event()
-    with batched(model, chunk=10) as shared, ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(write, shared)
+    def ask(shared: SharedModel) -> int:
+        """Return how many short texts are read before the long one is."""
+        for number in count():
+            shared.continuations().next_tokens([text_of(*[number % 50] * 10)])
+            if done.is_set():
+                break
+        return number
+
+    with batched(model, chunk=10) as shared, ThreadPoolExecutor(2) as pool:
+        writing, asking = pool.submit(write, shared), pool.submit(ask, shared)
         assert begun.wait(SECONDS)
-        shared.continuations().next_tokens([long])
+        shared.continuations().next_tokens([np.arange(900) % 40])
         done.set()
         assert writing.result(SECONDS) > 60
+        assert asking.result(SECONDS) > 20
     lengths = [len(text) for step in model.steps for text in step if text[:3] == [0, 1, 2]]
     assert max(np.diff(lengths)) <= 10
+    assert len(lengths) <= 2 * 90 + 1
 
 
 def test_what_cannot_be_read_fails_alone() -> None:
@@ -375,58 +385,48 @@ def test_an_error_that_ends_the_thread_reaches_whoever_waits_and_comes_later(cap
     shared.close()
 
 
-def test_texts_of_threads_that_ended_are_not_held() -> None:
-    model = recorded()
-    with batched(model) as shared:
-        shared.continuations().next_tokens([text_of(9, 9)])
-        gc.collect()
-        shared.continuations().next_tokens([text_of(5)])
-    assert model.steps == [[[9, 9]], [[5]]]
-
-
-def test_texts_of_a_thread_that_does_not_come_back_are_held_for_a_while() -> None:
-    model = recorded()
+def test_a_request_that_misses_steps_reads_little_again() -> None:
+    model = load_local_model("ralm-tiny")
+    text = np.random.default_rng(0).integers(300, 4000, size=200)
     with batched(model) as shared:
         away, here = shared.continuations(), shared.continuations()
-        away.next_tokens([text_of(9, 9)])
-        for place in range(70):
-            here.next_tokens([text_of(*([5] * (place % 30 + 1)))])
-        assert [9, 9] in model.steps[1]
-        assert [9, 9] not in model.steps[-1]
-        assert away.next_tokens([text_of(9, 9, 9)]).log_probs_BC[0].argmax() == 9
+        away.next_tokens([text[:150]])
+        for end in range(10, 15):
+            here.next_tokens([text[50 : 50 + end]])
+        before = model.blocks.read
+        away.next_tokens([text[:151]])
+    assert model.blocks.read - before < 16
 
 
-@given(wanted=st.lists(st.integers(1, 50), min_size=1, max_size=8), most=st.integers(1, 100))
-def test_half_a_chunk_goes_to_the_oldest_and_half_to_the_smallest(wanted: list[int], most: int) -> None:
-    given_ = chunk_shares(wanted, most)
-    assert all(0 <= share <= want for share, want in zip(given_, wanted, strict=True))
-    assert sum(given_) == min(most, sum(wanted))
-    assert given_[0] >= min(wanted[0], most - most // 2)
-    if min(wanted) <= most // 2:
-        assert any(share == want for share, want in zip(given_, wanted, strict=True))
+def test_less_is_read_at_once_after_a_lack_of_memory(caplog: pytest.LogCaptureFixture) -> None:
+    model = AloneOnly(WordTokenizer(), vocabulary=50, error=DeviceMemoryError("out of memory."))
+    texts = [text_of(token) for token in range(8)] * 3
+    with batched(model) as shared:
+        together([lambda text=text: shared.continuations().next_tokens([text]) for text in texts])  # type: ignore[misc]
+    warnings = [one.getMessage() for one in caplog.records if "From now on a step has at most" in one.getMessage()]
+    assert 1 <= len(warnings) == sum(len(step) > 1 for step in model.steps) <= 4
 
 
 @given(
-    lines=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=6),
+    requests=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=6),
     tokens=st.integers(1, 100),
 )
-def test_lines_fit_into_the_cache_the_first_always(lines: list[list[int]], tokens: int) -> None:
-    made = []
-    for number, lengths in enumerate(lines):
-        texts = [np.zeros(length, dtype=np.int64) for length in lengths]
-        made.append(Line(number, threading.Event(), texts))
-    fit = lines_that_fit(made, tokens)
-    assert fit[0] is made[0]
-    assert fit == [line for line in made if line in fit]
-    rows, columns = sum(len(line.texts) for line in fit), max(map(columns_of, fit))
-    assert len(fit) == 1 or rows * columns <= tokens
-    for line in made:
-        if line not in fit:
-            assert (rows + len(line.texts)) * max(columns, columns_of(line)) > tokens
+def test_requests_fit_into_a_step_the_first_always(requests: list[list[int]], tokens: int) -> None:
+    drawings = [
+        Drawing(0, RequestScope().check, [np.zeros(length, dtype=np.int64) for length in lengths])
+        for lengths in requests
+    ]
+    fit = drawings_that_fit(drawings, tokens)
+    assert fit[0] is drawings[0]
+    assert fit == [drawing for drawing in drawings if drawing in fit]
+    assert len(fit) == 1 or padded(fit) <= tokens
+    for drawing in drawings:
+        assert drawing in fit or padded([*fit, drawing]) > tokens
 
 
-def columns_of(line: Line) -> int:
-    return max(map(len, line.texts))
+def padded(drawings: Sequence[Drawing]) -> int:
+    lengths = [len(text) for drawing in drawings for text in drawing.texts]
+    return len(lengths) * max(lengths)
 
 
 @pytest.mark.parametrize("chunk", [128, 512, 4096])

@@ -23,7 +23,8 @@ from ralm.serving.batcher import Batcher
 from ralm.serving.errors import RequestError, StoppedError
 
 _SEQUENCES_AT_ONCE: Final = 8
-"""Sequences whose distributions over the vocabulary are held at once."""
+"""Sequences that a request reads at once, so that others need not wait for long, and that few distributions over the
+vocabulary are held."""
 _CHUNK_TOKENS: Final = 512
 """Tokens of new prompts that are read between two tokens of the others: with few, the others wait less; with many, all
 are read faster."""
@@ -92,40 +93,36 @@ class SharedModel:
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """As `WritingModel.score`."""
-        return self._checked(self._model.score, sequences, len(sequences) or 1)
+        return self._read(self._model.score, sequences)
 
     @property
     def distributions(self) -> Callable[[Sequence[ScoringSequence]], Iterator[FloatArray]]:
         """As `LanguageModel.distributions`."""
-        own = self._model.distributions
-        return lambda sequences: self._checked(own, sequences, _SEQUENCES_AT_ONCE)
+        return partial(self._read, self._model.distributions)
 
     def continuations(self) -> Continuations:
         """As `WritingModel.continuations`."""
         if self.batcher is None:
             return cast("Continuations", Locked(self._model.continuations(), _InScope()))
-        return _BatchedContinuations(self, self.batcher)
+        return _BatchedContinuations(self, self.batcher, self.batcher.enter())
 
     def close(self) -> None:
         """End the batcher after its current step; threads that wait get StoppedError."""
         if self.batcher is not None:
             self.batcher.close()
 
-    def _checked(
-        self,
-        read: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]],
-        sequences: Sequence[ScoringSequence],
-        at_once: int,
+    def _read(
+        self, read: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]], sequences: Sequence[ScoringSequence]
     ) -> Iterator[FloatArray]:
-        """The results of `read`, with a check before each."""
-        scope = _scope.get()
-        scope.check()
+        """Yield the results of `read`."""
+        check = _scope.get().check
+        at_once = _SEQUENCES_AT_ONCE if self.batcher is not None else len(sequences) or 1
         for first in range(0, len(sequences), at_once):
-            some = sequences[first : first + at_once]
-            found = read(some) if self.batcher is None else self.batcher.read(read, some, scope.gone)
-            for one in found:
-                yield one
-                scope.check()
+            batch = sequences[first : first + at_once]
+            check()
+            for result in read(batch) if self.batcher is None else self.batcher.read(read, batch, check):
+                yield result
+                check()
 
 
 class _InScope:
@@ -139,12 +136,15 @@ class _InScope:
 
 
 class _BatchedContinuations:
-    """Texts that the batcher continues for one thread."""
+    """Texts that the batcher continues for a request, by the number of the request."""
 
-    def __init__(self, model: SharedModel, batcher: Batcher) -> None:
+    def __init__(self, model: SharedModel, batcher: Batcher, number: int) -> None:
         self._model = model
         self._batcher = batcher
-        self._line = batcher.enter(_scope.get().gone)
+        self._number = number
+
+    def __del__(self) -> None:
+        self._batcher.leave(self._number)
 
     def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
         """As `Continuations.next_tokens`; raises what `draw` raises."""
@@ -160,10 +160,9 @@ class _BatchedContinuations:
 
     def draw(self, texts: Sequence[IntArray], draws: Sequence[Draw]) -> list[Drawn]:
         """As `Continuations.draw`; raises ModelError for tokens that the model cannot read, and StoppedError."""
-        _scope.get().check()
         for text in texts:
             self._check(text)
-        return self._batcher.draw(self._line, texts, draws)
+        return self._batcher.draw(self._number, texts, draws, _scope.get().check)
 
     def _check(self, tokens: IntArray) -> None:
         """Raise ModelError if tokens cannot be read: in a batch they would fail those of others."""

@@ -41,7 +41,7 @@ _BATCH_FIGURES: Final = {
     "seconds": "Seconds of these steps.",
     "passes": "Prompts, or parts of them, that were scored.",
 }
-"""The attributes of `Counts` of the batcher, with descriptions."""
+"""The attributes of the batcher, with descriptions."""
 
 
 class ModelService(SearchService, ABC):
@@ -130,7 +130,7 @@ class LocalService(ModelService):
         self.names = TokenLabels(self.model.tokenizer)
         if self.model.batcher is not None:
             for name, description in _BATCH_FIGURES.items():
-                self.metrics.watch(f"batch_{name}", description, partial(getattr, self.model.batcher.counts, name))
+                self.metrics.watch(f"batch_{name}", description, partial(getattr, self.model.batcher, name))
         if (blocks := getattr(model, "blocks", None)) is not None:
             for name, description in _BLOCK_FIGURES.items():
                 self.metrics.watch(f"passage_cache_{name}", description, partial(getattr, blocks, name))
