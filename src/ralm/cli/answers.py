@@ -83,10 +83,7 @@ def print_sources(answer: SourcedAnswer) -> None:
     """Print the passages of an answer, the contribution of each, and the log-probability of the answer."""
     tokens = len(answer.answer.tokens)
     for rank, source in enumerate(answer.sources, 1):
-        known = str(source.known)
-        if source.known == "measured":
-            known += f" {source.share:.0%} {source.gain:+.2f} nats"
-        print_line(f"\n{rank:>3}. {known}  {passage_name(source.passage)}")
+        print_line(f"\n{rank:>3}. {source.evidence}  {passage_name(source.passage)}")
         quoted = [answer.answer.text[slice(*one.answer)] for one in source.quotes]
         if quoted:
             print_line("     quoted: " + one_line(" | ".join(quoted)))

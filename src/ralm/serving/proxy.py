@@ -31,7 +31,7 @@ from ralm.serving.indexes import ReadConfig
 from ralm.serving.options import PASSED_ON
 from ralm.serving.prompts import TOO_LONG
 from ralm.serving.service import Service
-from ralm.serving.text_sources import TextSources, choice_texts, choices_of, web_address
+from ralm.serving.text_sources import TextSources, choice_texts, choices_of
 from ralm.terminal import one_line
 
 if TYPE_CHECKING:
@@ -149,10 +149,7 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                 sent = _with_passages(path, body, found, service.passed_on_prompt)
                 answer = await upstream.send(f"{path}?{query}" if query else path, {**sent, "model": name})
                 at_end.push_async_callback(answer.close)
-
-                def address(passage: Passage) -> str:
-                    return web_address(passage) or jobs.passage_address(request, reads, passage)
-
+                address = partial(jobs.passage_address, request, reads)
                 chosen, times = body.get("ralm") or {}, body.get("n")
                 sources = (
                     None
