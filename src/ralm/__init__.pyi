@@ -1,7 +1,7 @@
 """The public names, listed only here: type checkers read this file, and so does the package through lazy_loader."""
 
 from .answering.answerer import Answerer as Answerer, SourcedAnswer as SourcedAnswer
-from .answering.citations import AnswerSource as AnswerSource, Citation as Citation, citations as citations
+from .answering.citations import AnswerSource as AnswerSource, citations as citations
 from .answering.evaluation import (
     AnswerEvaluation as AnswerEvaluation,
     answer_qrels as answer_qrels,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.answering.answerer import Answerer
-from ralm.answering.citations import CREDITED, AnswerSource, Citation, citations
+from ralm.answering.citations import CREDITED, AnswerSource, citations
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.reading.ensemble import Ensemble
@@ -18,7 +19,7 @@ from ralm.reading.mixers import UniformWeights
 from ralm.reading.parts import Parts
 from ralm.reading.provenance import TracedText
 from ralm.reading.sources import FromRetriever
-from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
+from ralm.records import NO_PASSAGE, ORIGIN, Metadata, Passage, Provenance
 from ralm.serving.text_sources import annotations, name_of, sources_text, web_address
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer
 
@@ -45,7 +46,7 @@ def traced(
 def cited(text: TracedText) -> dict[int, list[str]]:
     """The words that each passage is cited for."""
     whole = text.before + "".join(text.texts)
-    return {one.passage.number: [whole[begin:end] for begin, end in one.spans] for one in citations(text)}
+    return {number: [whole[begin:end] for begin, end in spans] for number, spans in citations(text).items()}
 
 
 def test_a_passage_is_cited_for_the_words_that_it_gave() -> None:
@@ -67,17 +68,15 @@ def test_a_gain_whose_interval_includes_zero_credits_nobody() -> None:
 def test_a_passage_that_gives_nothing_alone_is_not_credited() -> None:
     rows: list[Row] = [((1, 2), (0.5, 0.5))] * 2
     text = traced(["one", " two"], [8, 8], rows)
-    assert [one.passage.number for one in citations(text, alone={1: 9.0, 2: CREDITED - 0.1})] == [1]
-    assert {one.passage.number for one in citations(text, alone={1: 9.0, 2: CREDITED + 0.1})} == {1}, "no token is left"
+    assert [*citations(text, alone={1: 9.0, 2: CREDITED - 0.1})] == [1]
+    assert [*citations(text, alone={1: 9.0, 2: CREDITED + 0.1})] == [1], "no token is left"
 
 
 def test_words_of_the_prompt_itself_credit_nobody() -> None:
     texts = ["Use", " this", " text", ":", " Paris"]
-    assert citations(traced(texts, [9, 9, 9, 0, 2]), own="Use this text now.") == []
-    [one] = citations(traced(texts, [9, 9, 9, 0, 4]), own="Use this text now.")
-    assert one.gain == pytest.approx(4)
-    assert [*one.spans] == [(15, 20)]
-    assert citations(traced(["Yes", " [", "1", "]"], [1, 3, 3, 3])) == [], "nor does a number that cites"
+    assert citations(traced(texts, [9, 9, 9, 0, 2]), own="Use this text now.") == {}
+    assert citations(traced(texts, [9, 9, 9, 0, 4]), own="Use this text now.") == {0: [(15, 20)]}
+    assert citations(traced(["Yes", " [", "1", "]"], [1, 3, 3, 3])) == {}, "nor does a number that cites"
 
 
 def test_each_token_goes_to_the_passage_that_gave_it_most() -> None:
@@ -88,21 +87,22 @@ def test_each_token_goes_to_the_passage_that_gave_it_most() -> None:
         2: ["two"],
         3: ["three"],
     }
-    assert [one.gain for one in citations(traced(["one", " two"], [5, 4], rows[:2]))] == pytest.approx([5.3, 3.7])
+    assert [*citations(traced(["one", " two"], [3, 5], rows[:2]))] == [2, 1], "the largest gain first"
 
 
-def test_parts_of_a_word_that_two_passages_gave() -> None:
+def test_a_word_is_cited_whole_for_the_passage_that_gave_most_of_it() -> None:
     rows: list[Row] = [((1,), (1.0,)), ((NO_PASSAGE,), (1.0,)), ((2,), (1.0,))]
-    assert cited(traced(["in", "ter", "net"], [4, 0, 4], rows)) == {1: ["inter"], 2: ["net"]}
+    assert cited(traced(["in", "ter", "net"], [4, 0, 5], rows)) == {2: ["internet"]}
+    for word in (["set", "_log_", "scale"], ["np", ".", "log2"], [" goose", "berry-", "fool"]):
+        assert cited(traced(word, [5, 0, 4], rows)) == {1: ["".join(word).strip()]}
     assert cited(traced([" net"], [4], rows[:1], before="in ter")) == {1: ["net"]}
     assert cited(traced(["net"], [4], rows[:1], before="inter")) == {1: ["net"]}  # what is before is not the answer
 
 
 def test_scripts_without_spaces_are_not_widened() -> None:
     assert cited(traced(["\u6211", "\u662f", "\u4e2d", "\u56fd"], [0, 0, 4, 0])) == {0: ["\u4e2d"]}
-    assert cited(traced(["\u0939\u093f", "\u0928\u094d\u0926\u0940"], [4, 0])) == {
-        0: ["\u0939\u093f\u0928\u094d\u0926\u0940"]
-    }
+    hindi = ["\u0939\u093f", "\u0928\u094d\u0926\u0940"]
+    assert cited(traced(hindi, [4, 0])) == {0: ["".join(hindi)]}
 
 
 def test_an_answer_cites_the_passage_that_its_words_come_from() -> None:
@@ -112,40 +112,28 @@ def test_an_answer_cites_the_passage_that_its_words_come_from() -> None:
     parts = Parts(reader=Ensemble(documents=2), mixer=UniformWeights())
     options = AnswerOptions(new_tokens=4, stop=())
     [answer] = Answerer(model, open_prompt("replug"), source, parts=parts, options=options).answers(["where is it"])
-    [found] = citations(answer.text)
+    [(number, [span])] = citations(answer.text).items()
     assert answer.answer.text.split() == ["paris"] * 4
-    assert found.passage.document_id == "a"
-    assert [answer.answer.text[begin:end] for begin, end in found.spans] == ["paris paris paris paris"]
-    assert [one.gain for one in answer.sources] == [pytest.approx(0, abs=1), pytest.approx(found.gain)]
+    assert (number, answer.answer.text[slice(*span)]) == (0, "paris paris paris paris")
+    gains = {row.passage: row.gain for row in answer.text.contributions}
+    assert [one.gain for one in answer.sources] == [pytest.approx(0, abs=1), pytest.approx(gains[0])]
 
 
-def test_white_space_is_not_cited() -> None:
-    assert cited(traced(["a", " \n"], [0, 5])) == {}
+def test_what_is_never_cited() -> None:
+    assert cited(traced(["a"], [math.nan])) == {}, "a model that tells no log-probabilities"
+    assert cited(traced(["a", " \n"], [0, 5])) == {}, "white space"
     assert cited(traced(["a", " \n b\n"], [0, 5])) == {0: ["b"]}
 
 
-def test_a_model_that_tells_no_log_probabilities_cites_nothing() -> None:
-    assert cited(traced(["a"], [math.nan])) == {}
+READ: list[Row] = [((0,), (1.0,)), ((0, 1), (0.5, 0.5)), ((2, 0, 1), (0.7, 0.2, 0.1)), ((1, 2), (0.0, 1.0))]
+READ += [((NO_PASSAGE,), (1.0,))]
 
 
 @st.composite
 def answers(draw: st.DrawFn) -> TracedText:
     texts = draw(st.lists(st.sampled_from(["a", " b", "c ", "", "\n", " \u4e2d", "d.", "  "]), max_size=20))
     gains = [draw(st.floats(-6, 6, width=32)) for _ in texts]
-    rows = [
-        draw(
-            st.sampled_from(
-                [
-                    ((0,), (1.0,)),
-                    ((0, 1), (0.5, 0.5)),
-                    ((2, 0, 1), (0.7, 0.2, 0.1)),
-                    ((NO_PASSAGE,), (1.0,)),
-                    ((1, 2), (0.0, 1.0)),
-                ]
-            )
-        )
-        for _ in texts
-    ]
+    rows = [draw(st.sampled_from(READ)) for _ in texts]
     return traced(texts, gains, rows, draw(st.sampled_from(["", "before", "x "])))
 
 
@@ -154,15 +142,15 @@ def test_what_holds_of_any_answer(text: TracedText) -> None:
     found = citations(text)
     whole = text.before + "".join(text.texts)
     gains = {row.passage: row.gain for row in text.contributions}
-    spans = sorted(span for one in found for span in one.spans)
+    spans = sorted(span for runs in found.values() for span in runs)
     assert all(len(text.before) <= begin < end <= len(whole) for begin, end in spans)
     assert all(one[1] <= other[0] for one, other in pairwise(spans))
     assert all(whole[begin:end] == whole[begin:end].strip() for begin, end in spans)
-    assert [one.gain for one in found] == sorted((one.gain for one in found), reverse=True)
-    for one in found:
-        assert one.gain == gains[one.passage.number] > CREDITED
-        assert list(one.spans) == sorted(one.spans)
-        assert one.spans
+    assert [gains[number] for number in found] == sorted((gains[number] for number in found), reverse=True)
+    for number, runs in found.items():
+        assert gains[number] > CREDITED
+        assert runs
+        assert [*runs] == sorted(runs)
 
 
 @given(answers())
@@ -170,10 +158,10 @@ def test_more_gain_of_the_only_passage_is_cited_no_less(text: TracedText) -> Non
     alone = traced(text.texts, text.gain_T.tolist(), before=text.before)
     more = traced(text.texts, [max(gain, 4) for gain in text.gain_T.tolist()], before=text.before)
 
-    def characters(found: Sequence[Citation]) -> set[int]:
-        return {place for one in found for span in one.spans for place in range(*span)}
-
-    assert characters(citations(alone)) <= characters(citations(more))
+    characters, all_characters = (
+        {place for runs in citations(one).values() for span in runs for place in range(*span)} for one in (alone, more)
+    )
+    assert characters <= all_characters
 
 
 @pytest.mark.parametrize(
@@ -185,6 +173,8 @@ def test_more_gain_of_the_only_passage_is_cited_no_less(text: TracedText) -> Non
         ({"url": "javascript:alert(1)"}, None),
         ({"url": "https://a.example/\n[2] b: https://b.example"}, None),
         ({"url": 7, "source": "/etc/passwd"}, None),
+        ({"url": "https://a.example/b.pdf", "page": 3}, "https://a.example/b.pdf#page=3"),
+        ({"url": "https://a.example/b#c", "page": 3}, "https://a.example/b#c"),
     ],
 )
 def test_the_address_of_a_passage_in_the_web(metadata: Metadata, address: str | None) -> None:
@@ -199,22 +189,29 @@ def test_sources_as_text() -> None:
     ]
     assert sources_text(found, str) == f"\n\nSources:\n[1] A title: {first}\n[2] d1: {second}"
     assert sources_text([AnswerSource(passage=first)], str) == ""
+    assert web_address(replace(first, document_id="http://d", metadata={"page": 3})) == "http://d#page=3"
 
 
 def test_sources_that_the_text_alone_tells() -> None:
     texts = {"A": "Nothing.", "B": "The sea is deep and blue.", "C": "x"}
     passages = [Passage(number, name, name, text) for number, (name, text) in enumerate(texts.items())]
+    passages[2] = replace(passages[2], metadata={"page": 2, ORIGIN: "c.jsonl:7"})
     answer = "It says: the sea is deep and blue. See [3] and [9]."
     found = AnswerSource.of_text(answer, passages, "Cite passages as in [1].", numbered=True)
     assert [one.known for one in found] == ["retrieved", "quoted", "cited"]
     words = [[answer[slice(*span)] for span in one.answer_spans] for one in found]
     assert words == [[], ["the sea is deep and blue"], ["[3]"]]
-    assert sources_text(found, lambda one: one.title) == "\n\nSources:\n[2] B: B\n[3] C: C"
+    assert (
+        sources_text(found, lambda one: one.title)
+        == '\n\nSources:\n[2] B: B "The sea is deep and blue"\n[3] C, page 2: C'
+    )
     noted: Any = [one["url_citation"] for one in annotations(found, lambda one: one.title)]  # type: ignore[call-overload,index]
     assert [(answer[one["start_index"] : one["end_index"]], one["url"]) for one in noted] == [
         ("the sea is deep and blue", "B"),
         ("[3]", "C"),
     ]
+    told = [(one["document_id"], one["place"], one["page"], one["quotes"]) for one in noted]
+    assert told == [("B", "B", None, ["The sea is deep and blue"]), ("C", "C, c.jsonl:7", 2, [])]
     assert {one.as_json()["share"] for one in found} == {None}
     unnumbered = AnswerSource.of_text(answer, passages, "", numbered=False)
     assert [one.known for one in unnumbered] == ["retrieved", "quoted", "retrieved"]

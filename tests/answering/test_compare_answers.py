@@ -117,10 +117,7 @@ def test_tables_as_latex(files: Path) -> None:
     assert lines[-2:] == [r"\end{tabular}", "% 4 questions: no interval: fewer than 10 of them, or none differs"]
     assert any(line.startswith("gold log prob & documents-1 & $-$") for line in lines)
     failed(ralm("report", *runs, "--latex", "--json"), 2, "--json and --latex are two ways of printing")
-    swept = done(
-        *("qa", files / "choices.jsonl", "--lm", "ralm-tiny", "--over", "max-length=200,300"),
-        "--latex",
-    ).out
+    swept = done(*("qa", files / "choices.jsonl", "--lm", "ralm-tiny", "--over", "max-length=200,300"), "--latex").out
     assert swept.startswith("\\begin{tabular}")
     assert "& -{}-max-length & " in swept, "two hyphens would be a dash"
     assert "& 200 & " in swept

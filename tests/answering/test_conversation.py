@@ -95,10 +95,11 @@ def test_an_answer_in_a_conversation_is_that_of_the_plain_loop(
     folder: Path, model: WritingModel, source: FromRetriever, parts: Parts, prompt_prefixes: list[list[int]]
 ) -> None:
     stream = Answerer(model, PROMPT, source, parts=parts, options=OPTIONS).stream(Conversation(SAID))
-    text = "".join(piece.text for piece in stream)
+    text = "".join(piece.text for _, piece in stream)
     answer = stream.with_sources()
     assert answer.answer.text == text
     assert len(answer.answer.tokens) > 0
+    assert stream.prompt_tokens == sum(len(prompt_ids(folder, SAID, numbers)) for numbers in prompt_prefixes)
     log_probs_KT = np.stack(
         [log_probs(model, prompt_ids(folder, SAID, prompt_prefix), answer) for prompt_prefix in prompt_prefixes]
     )
@@ -134,7 +135,7 @@ def test_passages_of_one_prompt_share_the_credit_as_an_ensemble_would(
 
 def test_several_answers_to_one_conversation(model: WritingModel, source: FromRetriever) -> None:
     options = AnswerOptions(new_tokens=8, stop=(), temperature=1.0)
-    streams = Answerer(model, PROMPT, source, options=options).streams(Conversation(SAID), [3, 4, 3])
+    streams = Answerer(model, PROMPT, source, options=options).stream(Conversation(SAID), [3, 4, 3])
     texts = ["", "", ""]
     for number, piece in streams:
         texts[number] += piece.text
@@ -147,7 +148,7 @@ def test_several_answers_to_one_conversation(model: WritingModel, source: FromRe
 def test_an_answer_that_is_complete(model: WritingModel) -> None:
     def ended(new_tokens: int, *stop: str) -> tuple[str, bool]:
         options = AnswerOptions(new_tokens=new_tokens, stop=stop)
-        streams = Answerer(model, PROMPT, options=options).streams(Conversation(SAID), [0])
+        streams = Answerer(model, PROMPT, options=options).stream(Conversation(SAID), [0])
         return streams.with_sources(0).answer.text, streams.is_complete(0)
 
     text, complete = ended(8)

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.answering.answers import answer_all, check_mixer
-from ralm.answering.evaluation import evaluate_choices
+from ralm.answering.answerer import Answerer
+from ralm.answering.answers import answer_all
+from ralm.answering.evaluation import evaluate_choices, evaluate_questions
 from ralm.answering.likelihoods import gold_log_probs, likelihoods
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
@@ -92,12 +93,12 @@ def test_gold_answers_have_no_likelihood_by_contrast_except_without_passages(cou
 
 
 def test_votes_choices_and_models_that_list_top_tokens_are_rejected(counting: Any) -> None:
-    parts, options = Parts(reader=Ensemble(documents=3), mixer=Contrast()), AnswerOptions()
-    check_mixer(parts, counting, options)
+    parts, questions = Parts(reader=Ensemble(documents=3), mixer=Contrast()), [Question("1", "who keeps")]
+    Answerer(counting, PROMPT, parts=parts)
     with pytest.raises(UsageError, match='and a vote of `join="answers"` reads given tokens'):
-        check_mixer(parts, counting, replace(options, join="answers"))
+        evaluate_questions(questions, counting, PROMPT, parts=parts, options=AnswerOptions(join="answers"))
     with pytest.raises(UsageError, match="and a choice reads given tokens: choose another mixer"):
         evaluate_choices(CHOICES, counting, open_prompt("replug"), source=Given(), parts=parts)
     counting.tier = "chosen"
     with pytest.raises(UsageError, match="needs whole distributions"):
-        check_mixer(parts, counting, options)
+        evaluate_questions(questions, counting, PROMPT, parts=parts)

@@ -29,6 +29,7 @@ def written(folder: Path, name: str, content: object) -> Path:
     return path
 
 
+GOLDEN = ("golden", "official_qa", "questions.nq_oracle.jsonl")
 SQUAD = '{"data": [{"title": "T", "paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": []}]}]}]}'
 
 
@@ -64,6 +65,8 @@ def test_dprs_reader_format(tmp_path: Path) -> None:
 
 
 def test_dprs_questions(tmp_path: Path) -> None:
+    long = "why " * 40_000
+    assert read_questions(written(tmp_path, "a.tsv", f"{long}\t['y']\n"))[0].text == long
     path = written(tmp_path, "nq.csv", 'who?\t[\'A\', "B\'s"]\nwhat?\t"[\'C ""D""\']"\n')
     assert read_questions(path) == [Question("1", "who?", ("A", "B's")), Question("2", "what?", ('C "D"',))]
 
@@ -91,11 +94,13 @@ def test_popqa_as_published(tmp_path: Path, name: str, content: object) -> None:
     assert read_questions(path, named)[0].answers == ("pol", "élu")
 
 
-def test_a_text_in_brackets_is_an_answer(tmp_path: Path) -> None:
+def test_texts_in_brackets_and_aliases_are_answers(tmp_path: Path) -> None:
     row = {"question": "who?", "answers": ["[Ni(CO)4]", "[sic"]}
     assert read_questions(written(tmp_path, "a.jsonl", row))[0].answers == ("[Ni(CO)4]", "[sic")
     listed = {"question": "who?", "answers": "['its', 'b']"}
     assert read_questions(written(tmp_path, "b.jsonl", listed))[0].answers == ("its", "b")
+    aliases = {"question": "Who?", "answer": {"value": "United States", "aliases": "USA"}}
+    assert read_questions(written(tmp_path, "c.jsonl", aliases))[0].answers == ("United States", "USA")
 
 
 def test_squad(tmp_path: Path) -> None:
@@ -143,36 +148,20 @@ def test_rejected_files(tmp_path: Path, name: str, content: object, message: str
     assert "skip" not in str(raised.value)
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
-        read_questions(tmp_path / "none.jsonl")
-
-
 @pytest.mark.parametrize(
     ("path", "count", "question", "answer"),
     [
         (("nq_open", "NQ-open.dev.jsonl"), 3610, "when was the last time anyone was on the moon", "December 1972"),
         (("trivia_qa", "trivia.dev.tsv.gz"), 8837, "The VS-300 was a type of what?", "Helicopter"),
         (("xquad", "xquad.en.json"), 1190, "How many points did the Panthers defense surrender?", "308"),
-        (
-            ("golden", "official_qa", "questions.nq_oracle.jsonl"),
-            100,
-            "who got the first nobel prize in physics",
-            "Wilhelm Conrad Röntgen",
-        ),
+        (GOLDEN, 100, "who got the first nobel prize in physics", "Wilhelm Conrad Röntgen"),
     ],
 )
 def test_published_files(path: tuple[str, ...], count: int, question: str, answer: str) -> None:
-    found = read_questions(shared(*(path if path[0] == "golden" else ("data", *path))))
+    found = read_questions(shared(*(path if path == GOLDEN else ("data", *path))))
     assert len(found) == count
     assert found[0].text == question
     assert answer in found[0].answers
-
-
-def test_aliases_that_are_one_text_are_one_answer(tmp_path: Path) -> None:
-    file = tmp_path / "q.jsonl"
-    file.write_text(json.dumps({"question": "Who?", "answer": {"value": "United States", "aliases": "USA"}}) + "\n")
-    assert read_questions(file)[0].answers == ("United States", "USA")
 
 
 def test_no_more_is_read_than_is_asked_for(tmp_path: Path) -> None:
@@ -191,11 +180,6 @@ def test_json_is_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rows = [{"question": f"q{number}", "answers": ["a"]} for number in range(30)]
     assert len(read_questions(written(tmp_path, "a.json", rows))) == 30
     assert len(looked) == 1
-
-
-def test_a_field_may_be_long(tmp_path: Path) -> None:
-    long = "why " * 40_000
-    assert read_questions(written(tmp_path, "a.tsv", f"{long}\t['y']\n"))[0].text == long
 
 
 def test_mmlus_files(tmp_path: Path) -> None:
@@ -301,7 +285,9 @@ def test_rejected_choice_files(tmp_path: Path, name: str, content: object, messa
     assert message in str(raised.value)
 
 
-def test_a_folder_without_questions(tmp_path: Path) -> None:
+def test_where_there_are_no_questions(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        read_questions(tmp_path / "none.jsonl")
     with pytest.raises(InputError, match="is no multiple choice: give"):
         read_choice_questions(tmp_path)
     with pytest.raises(InputError, match="does not exist"):

@@ -9,7 +9,10 @@ from hypothesis import example, given, strategies as st
 from ralm.answering.metrics import dpr_tokens
 from ralm.answering.quotes import cited_numbers, own_spans, quotes
 
-PASSAGE = "Marie Curie was born in Warsaw in 1867. She discovered polonium and radium with Pierre Curie."
+PASSAGE = (
+    "Marie Curie was born in Warsaw in 1867. She discovered polonium and radium with Pierre Curie. "
+    "Set gooseberry-fool and set_log_scale in getValue for a well-known, long-term goal."
+)
 QUESTION = "Use this text to answer the question that follows it.\n\nQuestion: Where was Marie Curie born?"
 
 
@@ -30,6 +33,10 @@ def quoted(answer: str, passage: str = PASSAGE, own: str = QUESTION) -> list[tup
         ("Marie", []),  # a word of the question
         ("radium", ["radium"]),  # the whole answer
         ("She saw radium.", []),  # a word alone that is no name
+        ("Polonium-free radium", []),  # part of a word
+        ("Use Gooseberry-fool, set_log_level or log_scale.", ["Gooseberry-fool"]),  # rare
+        ("It calls getValue or set_log_scale", ["getValue", "set_log_scale"]),
+        ("A well-known plan for the long-term, i.e. a scale.", []),
         ("", []),
         ("...", []),
     ],
@@ -39,6 +46,10 @@ def test_quotes_by_hand(answer: str, expected: list[str]) -> None:
     assert all(dpr_tokens(said.replace(",", "")) == dpr_tokens(read) for said, read in quoted(answer))
 
 
+def test_a_rare_word_stands_in_no_other_document() -> None:
+    assert quotes("Use gooseberry-fool.", PASSAGE, QUESTION, ["A Gooseberry-fool!"]) == []
+
+
 def test_composed_and_decomposed_letters_are_the_same() -> None:
     assert quoted("In Besanc\u0327on.", "The city of Besan\u00e7on lies there.", "") == [
         ("Besanc\u0327on", "Besan\u00e7on")
@@ -46,14 +57,8 @@ def test_composed_and_decomposed_letters_are_the_same() -> None:
 
 
 def test_scripts_without_spaces() -> None:
-    assert (
-        quoted(
-            "\u7b54\u6848\u662f\u5c45\u91cc\u592b\u4eba\u3002",
-            "\u5c45\u91cc\u592b\u4eba\u53d1\u73b0\u4e86\u954d\u3002",
-            "",
-        )[0][0]
-        == "\u5c45\u91cc\u592b\u4eba"
-    )
+    name = "\u5c45\u91cc\u592b\u4eba"
+    assert quoted(f"\u7b54\u6848\u662f{name}\u3002", f"{name}\u53d1\u73b0\u4e86\u954d\u3002", "")[0][0] == name
 
 
 @pytest.mark.parametrize(
@@ -88,6 +93,8 @@ def test_scripts_without_spaces() -> None:
         ("So:\n```python\nprint(a[1])\n```\nSee [2].", {2: [(34, 37)]}),
         ("~~~\na [1]\n~~~\n[2]", {2: [(14, 17)]}),
         ("```\na [1]\nand so on [2]", {}),
+        ("The element a[1] of set_log_scale[2], print(rows[3]), rows[1].name", {}),
+        ("Curie's[1] 5 m[2] [3](http://a)", {1: [(7, 10)], 2: [(14, 17)], 3: [(18, 21)]}),
     ],
 )
 def test_numbers_that_an_answer_cites(answer: str, numbers: dict[int, list[tuple[int, int]]]) -> None:

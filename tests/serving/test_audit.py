@@ -10,9 +10,11 @@ import pytest
 
 from ralm.errors import UsageError
 from ralm.reading import ReadingOptions
+from ralm.records import Passage
 from ralm.serving.audit import AuditEntry, AuditLog
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.service import LocalService
+from ralm.serving.text_sources import text_key
 from tests.serving.chat_upstream import NAME, WORDS, passing_on
 from tests.serving.served import MODEL, serving, tiny
 from tests.serving.test_limits import SlowTable, until
@@ -41,7 +43,9 @@ def test_each_request_is_a_line_with_its_passages(index: Path, tmp_path: Path) -
         plain = asked(url, prompt=QUESTION, max_tokens=5, ralm={"index": None})
         failed = asked(url, prompt="", max_tokens=5)
         found = httpx.get(f"{url}/search", params={"q": "whales", "k": 2}, headers={"X-Request-Id": "mine"})
-        httpx.get(f"{url}/passages/few/3")
+        hit = found.json()["hits"][-1]
+        text = text_key(Passage(0, "", "", hit["text"]))
+        httpx.get(f"{url}/passages/few", params={"document": hit["document_id"], "text": text})
         httpx.get(f"{url}/health")
         lines = lines_of(log, 6)
     numbers = [one["passage"] for one in whole.json()["search_results"]]
@@ -55,7 +59,7 @@ def test_each_request_is_a_line_with_its_passages(index: Path, tmp_path: Path) -
     ]
     assert lines[4]["request_id"] == found.headers["X-Request-Id"] == "mine"
     assert [one["passage"] for one in lines[4]["passages"]] == [hit["passage"] for hit in found.json()["hits"]]
-    assert (lines[5]["path"], lines[5]["passages"][0]["document_id"]) == ("/passages/few/3", "night")
+    assert (lines[5]["path"], lines[5]["passages"][0]["document_id"]) == ("/passages/few", hit["document_id"])
     usage = whole.json()["usage"]
     first = lines[0]
     assert (first["prompt_tokens"], first["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])

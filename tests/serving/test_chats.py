@@ -1,5 +1,6 @@
 """POST /v1/chat/completions over loopback, asked by the clients that people have: as the library answers."""
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.serving.options import ServeOptions
 from ralm.serving.service import LocalService
+from ralm.serving.text_sources import text_key
 from tests.chat_models import POSITIONS, save_chat_model
 from tests.fakes import CountingModel, WordTokenizer
 from tests.serving.served import save_index, serving
@@ -95,13 +97,8 @@ def answered(
     model: WritingModel, index: Path, said: list[Any], parts: Parts = IN_CONTEXT, **options: Any
 ) -> SourcedAnswer:
     """What the library answers."""
-    answerer = Answerer(
-        model,
-        open_prompt("chat"),
-        FromRetriever.of_index(index),
-        parts=parts,
-        options=AnswerOptions(**{"stop": (), "new_tokens": 24, **options}),
-    )
+    drawn = AnswerOptions(**{"stop": (), "new_tokens": 24, **options})
+    answerer = Answerer(model, open_prompt("chat"), FromRetriever.of_index(index), parts=parts, options=drawn)
     return answerer.stream(Conversation(messages_of(said))).with_sources()
 
 
@@ -148,6 +145,8 @@ def test_the_answer_is_that_of_the_library(
     tokens = choice.logprobs.content
     assert [one.logprob for one in tokens] == pytest.approx([one.log_prob for one in expected.answer.tokens], abs=1e-4)
     assert found.usage.completion_tokens == len(tokens) == len(expected.answer.tokens)
+    chat: Any = full_tokenizer(model.tokenizer).encode_chat(messages_of(said))
+    assert found.usage.prompt_tokens > len(chat[0]) * (2 if "ensemble" in str(chosen) else 1), "with passages"
     told = found.model_extra["ralm"]
     assert told["index"] == "texts"
     [own] = told["choices"]
@@ -195,9 +194,14 @@ def test_annotations_are_the_citations_of_the_library(
         for one, (_, passage) in zip(found, spans, strict=True):
             assert one.title == passage.title
             web = passage.metadata.get("url") if passage.document_id == "hill" else None
-            assert one.url == (web or f"{url}/passages/texts/{passage.number}")
-            read = httpx.get(f"{url}/passages/texts/{passage.number}").json()
+            own = f"{url}/passages/texts?document={passage.document_id}&text={text_key(passage)}"
+            assert one.url == (web or own)
+            assert (one.document_id, one.place) == (passage.document_id, passage.place)
+            read = httpx.get(own).json()
             assert (read["text"], read["document_id"]) == (passage.text, passage.document_id)
+            page = httpx.get(own, headers={"Accept": "text/html,*/*"})
+            assert page.headers["content-type"].startswith("text/html")
+            assert html.escape(passage.text) in page.text
             cited += 1
     assert cited > 0
 
@@ -380,10 +384,10 @@ def test_a_conversation_that_does_not_fit(url: str, client: openai.OpenAI, model
 
 
 def test_a_passage_that_there_is_not(url: str) -> None:
-    for path in ("texts/3", "texts/-1", "other/0", "texts/99999999999999999999999"):
-        found = httpx.get(f"{url}/passages/{path}")
+    for path in ("texts?document=hill&text=0", "texts?document=%00&text=0", "other?document=hill&text=0"):
+        found = httpx.get(f"{url}/passages/{path}", headers={"Accept": "text/html"})
         assert found.status_code == 404, path
-    assert httpx.get(f"{url}/passages/texts/a").status_code == 400
+    assert httpx.get(f"{url}/passages/texts?document=hill").status_code == 400
 
 
 def test_a_model_without_a_chat_template(index: Path) -> None:

@@ -158,8 +158,11 @@ def test_openai(upstream: ChatUpstream, url: str) -> None:
 
 def test_sources_stand_behind_the_text_if_asked(index: Path, url: str) -> None:
     body = {"messages": ASKED, "ralm": {"sources": "text"}}
-    behind = f"\n\nSources:\n[1] The Sea: {url}/passages/few/1"
-    assert posted(url, body).json()["choices"][0]["message"]["content"] == "".join(WORDS) + behind
+    answer = posted(url, body).json()
+    link = answer["search_results"][0]["url"]
+    behind = f"\n\nSources:\n[1] The Sea: {link}"
+    assert answer["choices"][0]["message"]["content"] == "".join(WORDS) + behind
+    assert link.startswith(f"{url}/passages/few?document=sea&text=")
     streamed = posted(url, {**body, "stream": True}).text.removeprefix(": waiting\n\n")
     deltas = [one["choices"][0]["delta"] for one in events_of(streamed)]
     assert "".join(one.get("content") or "" for one in deltas) == "".join(WORDS) + behind
@@ -172,8 +175,8 @@ def test_sources_stand_behind_the_text_if_asked(index: Path, url: str) -> None:
         assert (one["known"], one["number"], one["share"], one["gain"]) == ("quoted", None, None, None)
         assert [quoted[slice(*span["answer"])] for span in one["quotes"]] == ["the WHALES sing in the deep, blue sea"]
         assert {one["known"] for one in others} == {"retrieved"}
-    answer = posted(url, {"prompt": "a", "ralm": {"sources": "text"}}, "/v1/completions")
-    assert answer.json()["error"]["message"].startswith("`sources` is for chats")
+    refused = posted(url, {"prompt": "a", "ralm": {"sources": "text"}}, "/v1/completions")
+    assert refused.json()["error"]["message"].startswith("`sources` is for chats")
 
 
 def test_errors_come_back_with_their_status(upstream: ChatUpstream, client: openai.OpenAI, url: str) -> None:

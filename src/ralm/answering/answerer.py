@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.answering.answers import Answer, AnswerStreams, answer_all, check_mixer, room_for_prompts
+from ralm.answering.answers import Answer, AnswerStreams, answer_all, room_for_prompts
 from ralm.answering.citations import AnswerSource, citations
 from ralm.answering.likelihoods import NO_TOKENS, likelihoods
 from ralm.answering.options import AnswerOptions
@@ -92,7 +92,7 @@ class Answerer:
         self._source = source
         self._ranking = ranking
         self._parts = parts
-        check_mixer(parts, model, self._options)
+        parts.check_generation(model)
         self._scorer = Scorer(model, progress=False)
         self._prompt = prompt
         self._room = room_for_prompts(model, self._options)
@@ -110,13 +110,11 @@ class Answerer:
         for number, answer, _ in answer_all(inputs, self._model, self._options):
             yield self._with_sources(inputs[number], passages, answer)
 
-    def stream(self, question: str | Conversation) -> "AnswerStream":
-        """The answer to one question, piece by piece; raises what `answers` raises."""
-        return AnswerStream(self.streams(question, [self._options.seed]))
-
-    def streams(self, question: str | Conversation, seeds: Sequence[int]) -> AnswerStreams[SourcedAnswer]:
-        """Several answers to one question, one for each seed, drawn together; raises what `answers` raises."""
+    def stream(self, question: str | Conversation, seeds: Sequence[int] | None = None) -> AnswerStreams[SourcedAnswer]:
+        """The answer to one question, or one for each of several seeds, piece by piece; raises what `answers`
+        raises."""
         [one], passages = self._inputs([question])
+        seeds = [self._options.seed] if seeds is None else seeds
         return AnswerStreams(one, self._model, self._options, seeds, partial(self._with_sources, one, passages))
 
     def _inputs(self, questions: Sequence[str | Conversation]) -> tuple[list[QuestionInput], Passages]:
@@ -160,25 +158,15 @@ class Answerer:
         numbered = words.numbers_passages and len(question.prompts) == 1
         in_text = AnswerSource.of_text(answer.text, [passages[number] for number in placed], own, numbered=numbered)
         by_number = dict(zip(placed, in_text, strict=True))
-        credited = {one.passage.number: one.spans for one in citations(text, own, alone)}
+        spans = citations(text, own, alone)
         gains = {row.passage: row.gain for row in text.contributions} if self._measures else {}
         shares = pieces.passage_shares(tokens) if gains else {}
         sources = [
-            replace(
-                by_number[number],
-                share=shares.get(number),
-                gain=gains.get(number),
-                spans=credited.get(passages[number].number, ()),
-            )
+            replace(by_number[number], share=shares.get(number), gain=gains.get(number), spans=spans.get(number, ()))
             for number in numbers
         ]
-        return SourcedAnswer(
-            question=question.question.text,
-            answer=answer,
-            text=text,
-            sources=sources,
-            cut=question.cut,
-        )
+        asked_text = question.question.text
+        return SourcedAnswer(question=asked_text, answer=answer, text=text, sources=sources, cut=question.cut)
 
     def _in_prompt(self, numbers: Sequence[int]) -> Sequence[int]:
         """Passages, given best first, in the order in which a prompt has them."""
@@ -214,7 +202,7 @@ class Answerer:
             places = {number: place for place, number in enumerate(self._in_prompt(numbers), 1)}
             log_probs_KT = np.stack([scored([number], places[number]) for number in numbers])
             gains_K = (log_probs_KT.astype(np.float64) - baseline_T).sum(axis=1).tolist()
-            alone = {passages[number].number: gain for number, gain in zip(numbers, gains_K, strict=True)}
+            alone = dict(zip(numbers, gains_K, strict=True))
             shares_TK = shares(log_probs_KT, np.zeros(len(numbers))).astype(np.float32)
             numbers_K = np.array(numbers, dtype=np.int64)
             tokens = [
@@ -222,17 +210,3 @@ class Answerer:
                 for token, shares_K in zip(tokens, shares_TK, strict=True)
             ]
         return tokens, baseline_T, alone
-
-
-class AnswerStream:
-    """The pieces of an answer, each as soon as it cannot belong to a stop string; then the answer with its sources."""
-
-    def __init__(self, streams: AnswerStreams[SourcedAnswer]) -> None:
-        self._streams = streams
-
-    def __iter__(self) -> Iterator[pieces.GeneratedText]:
-        return (piece for _, piece in self._streams)
-
-    def with_sources(self) -> SourcedAnswer:
-        """The answer with its sources, once it is complete; pieces that were not read are drawn first."""
-        return self._streams.with_sources(0)

@@ -22,7 +22,6 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer, SharedCache, groups_that_fit
 from ralm.protocols import LanguageModel, WritingModel, traits_of
 from ralm.reading.generate import Decoder, pieces_of
-from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, passage_shares
 from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions, Sampling
@@ -65,14 +64,6 @@ class Answer:
     def certified(self) -> float:
         """The share of its tokens that are certainly the most likely ones, see `GeneratedToken`; 1 without tokens."""
         return float(np.mean([token.certified for token in self.tokens])) if self.tokens else 1.0
-
-
-def check_mixer(parts: Parts, model: WritingModel, options: AnswerOptions) -> None:
-    """Raise UsageError if the mixer needs what the model does not give, or what a vote of answers does not read."""
-    if options.join == "tokens":
-        parts.check_generation(model)
-    else:
-        parts.check_scoring(model, 'a vote of `join="answers"`')
 
 
 def answer_all(
@@ -118,8 +109,9 @@ def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
 
 
 class AnswerStreams(Generic[_Sourced]):
-    """Several answers to one question, one for each seed, drawn together from the average over its prompts, as one
-    iterates over their pieces. `passages` are those of the prompts; `source` finds what they gave to an answer."""
+    """Answers to one question, one for each seed, drawn together from the average over its prompts, as one iterates
+    over their numbers and pieces; a piece comes as soon as it cannot belong to a stop string. `passages` are those of
+    the prompts, which have `prompt_tokens`; `source` finds what passages gave to an answer."""
 
     def __init__(
         self,
@@ -130,6 +122,7 @@ class AnswerStreams(Generic[_Sourced]):
         source: Callable[[Answer], _Sourced],
     ) -> None:
         self.passages = [number for prompt in question.prompts for number in prompt.passages]
+        self.prompt_tokens = sum(len(prompt.tokens) for prompt in question.prompts)
         self._source = source
         self._new_tokens = options.new_tokens
         cache = SharedCache(model)
@@ -146,7 +139,7 @@ class AnswerStreams(Generic[_Sourced]):
             self._written[number].append(piece)
             yield number, piece
 
-    def with_sources(self, number: int) -> _Sourced:
+    def with_sources(self, number: int = 0) -> _Sourced:
         """Return an answer with its sources, once all are drawn; pieces that were not read are drawn first."""
         return self._source(self._answer(number))
 

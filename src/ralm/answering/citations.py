@@ -11,13 +11,13 @@ nats (`ralm.reading.provenance`): the instruction stays, so that only the passag
 2. A passage is credited only if it gave the answer more than ln 20 nats in all. An answer drawn without passages
    becomes 20 times as likely with them in at most 5% of all cases (Markov's inequality); of one drawn with them the
    threshold is a convention.
-3. Each token goes to that one of these passages that gave it most, if the passage made it likelier.
-4. A passage is cited for the runs of tokens to which it gave most, on balance: each token counts what the passage gave
-   it, less 0.1 nats, so that a run ends where tokens are as likely without the passage; a run holds no token that goes
+3. Tokens are taken together as whole words (`ralm.answering.quotes`). Each word goes to that one of these passages that
+   gave it most, if the passage made it likelier.
+4. A passage is cited for the runs of words to which it gave most, on balance: each token counts what the passage gave
+   it, less 0.1 nats, so that a run ends where tokens are as likely without the passage; a run holds no word that goes
    to another passage. The best run counts, and all others of at least one bit (ln 2). A passage without a run is not
    credited.
-5. Runs are widened to whole words, as far as no other run is there, and white space at their ends is left out. A run
-   that has no other characters is left out.
+5. White space at the ends of runs is left out, and a run that has no other characters too.
 
 Nothing is measured if the model returns no log-probabilities of given texts.
 """
@@ -25,15 +25,14 @@ Nothing is measured if the model returns no log-probabilities of given texts.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Final, Literal
-from unicodedata import category, east_asian_width
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.answering.quotes import Quote, TextSpan, citation_spans, cited_numbers, own_spans, quotes
+from ralm.answering.quotes import Quote, TextSpan, citation_spans, cited_numbers, own_spans, quotes, word_spans
 from ralm.reading.provenance import TracedText, attributed, contributions
 from ralm.records import DoubleArray, Passage
 
@@ -46,10 +45,6 @@ ONE_BIT: Final = math.log(2)
 _OF_A_TOKEN: Final = 0.1
 """The gain of a token, in nats, above which it extends a run of tokens."""
 _NO_ONE: Final = -1
-_OF_WORDS: Final = "LMN"
-"""Unicode categories of the characters of words: letters, marks and numbers."""
-_WIDE: Final = ("W", "F")
-"""Widths of the characters of scripts without spaces, which are not joined to words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +77,12 @@ class AnswerSource:
                 passage=passage,
                 number=number if numbered else None,
                 cited=cited.get(number, ()),
-                quotes=quotes(answer, passage.text, own),
+                quotes=quotes(
+                    answer,
+                    passage.text,
+                    own,
+                    [other.contents for other in passages if other.document_id != passage.document_id],
+                ),
             )
             for number, passage in enumerate(passages, 1)
         ]
@@ -100,11 +100,26 @@ class AnswerSource:
         quoted = [one.answer for one in self.quotes]
         return {"measured": self.spans, "cited": self.cited, "quoted": quoted, "retrieved": ()}[self.known]
 
+    @property
+    def evidence(self) -> str:
+        """How it is known, in words; what is measured says nothing of the words of the answer."""
+        if self.known != "measured":
+            return self.known
+        words = "" if self.quotes else ", though no words are quoted from it"
+        return f"measured: the answer is {self.gain:.2f} nats likelier with this passage{words}"
+
+    @property
+    def quoted_words(self) -> list[str]:
+        """The words of the passage that the answer quotes."""
+        return [self.passage.text[slice(*one.passage)] for one in self.quotes]
+
     def as_json(self) -> dict[str, JsonValue]:
         """How the source is known; share and gain are null unless it is measured."""
         is_measured = self.known == "measured"
         return {
+            "passage": self.passage.number,
             "known": self.known,
+            "evidence": self.evidence,
             "share": self.share if is_measured else None,
             "gain": self.gain if is_measured else None,
             "spans": [[*one] for one in self.spans],
@@ -114,37 +129,32 @@ class AnswerSource:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Citation:
-    """A passage that an answer cites, with its gain in nats, and the spans of the text that it is cited for: the first
-    and one past the last character of each, in ascending order."""
-
-    passage: Passage
-    gain: float
-    spans: Sequence[TextSpan]
-
-
-def citations(text: TracedText, own: str = "", alone: Mapping[int, float] | None = None) -> list[Citation]:
-    """The passages that an answer cites, largest gain first, by the rule of this module.
+def citations(
+    text: TracedText, own: str = "", alone: Mapping[int, float] | None = None
+) -> dict[int, Sequence[TextSpan]]:
+    """The numbers of the passages that an answer cites, largest gain first, by the rule of this module, each with the
+    spans of the text that it is cited for, in ascending order.
 
     `own` is the prompt without passages, and `alone` the gain in nats of the whole answer after some passages alone,
     which credits these only if it is large enough too. Characters count from the beginning of the
     text, what is `before` the first token included. No two spans overlap.
     """
     if not np.isfinite(text.gain_T).all():
-        return []
+        return {}
     gain_T = np.where(_own_tokens(text, own), 0, text.gain_T)
     rows = contributions(text.provenance, gain_T)
-    credited = {row.passage: row.gain for row in rows if row.gain > CREDITED}
-    credited = {number: gain for number, gain in credited.items() if (alone or {}).get(number, gain) > CREDITED}
+    gains = {row.passage: row.gain for row in rows if row.gain > CREDITED}
+    credited = [number for number, gain in gains.items() if (alone or {}).get(number, gain) > CREDITED]
     spans: dict[int, list[TextSpan]] = {number: [] for number in credited}
     given_TK = attributed(text.provenance, gain_T)
     given = {number: np.where(text.provenance.passages_TK == number, given_TK, 0).sum(axis=1) for number in credited}
-    runs = _runs(given)
-    for (_, number), span in zip(runs, _words(text, [run for run, _ in runs]), strict=True):
-        if span[0] < span[1]:
-            spans[number].append(span)
-    return [Citation(text.passages[number], gain, spans[number]) for number, gain in credited.items() if spans[number]]
+    written, ends = "".join(text.texts), [*accumulate(map(len, text.texts), initial=0)]
+    for (begin, end), number in _runs(given, _whole_words(written, ends)):
+        run = written[ends[begin] : ends[end]]
+        if run.strip():
+            first = len(text.before) + ends[begin]
+            spans[number].append((first + len(run) - len(run.lstrip()), first + len(run.rstrip())))
+    return {number: runs for number, runs in spans.items() if runs}
 
 
 def _own_tokens(text: TracedText, own: str) -> NDArray[np.bool_]:
@@ -159,17 +169,25 @@ def _own_tokens(text: TracedText, own: str) -> NDArray[np.bool_]:
     return np.array(rows, dtype=np.bool_)
 
 
-def _runs(given: Mapping[int, DoubleArray]) -> list[tuple[TextSpan, int]]:
+def _whole_words(written: str, ends: Sequence[int]) -> list[int]:
+    """The first tokens of whole words, of tokens that begin at these `ends` of others; then the number of tokens."""
+    inside = {place for begin, end in word_spans(written) for place in range(begin + 1, end)}
+    return [number for number, place in enumerate(ends) if place not in inside]
+
+
+def _runs(given: Mapping[int, DoubleArray], words: Sequence[int]) -> list[tuple[TextSpan, int]]:
     """The runs of tokens for which passages are cited, each with its passage, in ascending order. `given` is what each
-    passage gave to each token (float64, T), in nats."""
+    passage gave to each token (float64, T), in nats; `words` are the first tokens of words, and the last of all."""
     if not given:
         return []
-    given_PT = np.array([*given.values()], dtype=np.float64)
-    owner_T = np.where(given_PT.max(axis=0) > 0, given_PT.argmax(axis=0), _NO_ONE)
+    given_PW = np.add.reduceat([*given.values()], words[:-1], axis=1)
+    owner_W = np.where(given_PW.max(axis=0) > 0, given_PW.argmax(axis=0), _NO_ONE)
     found = []
     for row, number in enumerate(given):
-        value_T = np.where((owner_T == row) | (owner_T == _NO_ONE), given_PT[row] - _OF_A_TOKEN, -np.inf)
-        found += [(run, number) for run in _best_runs(value_T.tolist())]
+        value_W = np.where(
+            (owner_W == row) | (owner_W == _NO_ONE), given_PW[row] - _OF_A_TOKEN * np.diff(words), -np.inf
+        )
+        found += [((words[begin], words[end]), number) for begin, end in _best_runs(value_W.tolist())]
     return sorted(found)
 
 
@@ -195,26 +213,3 @@ def _best_run(values: Sequence[float], begin: int, end: int) -> tuple[float, int
         if total > best[0]:
             best = (total, first, place + 1)
     return best
-
-
-def _words(text: TracedText, runs: Sequence[TextSpan]) -> Iterator[TextSpan]:
-    """The characters of runs of tokens, in ascending order: whole words, as far as no other run is there."""
-    written = text.before + "".join(text.texts)
-    ends = list(accumulate(map(len, text.texts), initial=len(text.before)))
-    exact = [(ends[begin], ends[end]) for begin, end in runs]
-    free = len(text.before)
-    for (begin, end), (until, _) in pairwise([*exact, (len(written), len(written))]):
-        while begin > free and _joined(written, begin):
-            begin -= 1
-        while end < until and _joined(written, end):
-            end += 1
-        free = end
-        words = written[begin:end]
-        yield begin + len(words) - len(words.lstrip()), begin + len(words.rstrip())
-
-
-def _joined(text: str, place: int) -> bool:
-    """Whether the characters before and after a place belong to one word."""
-    return 0 < place < len(text) and all(
-        category(one)[0] in _OF_WORDS and east_asian_width(one) not in _WIDE for one in text[place - 1 : place + 1]
-    )

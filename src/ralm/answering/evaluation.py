@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.answering import metrics, prompts, sources
-from ralm.answering.answers import Answer, answer_all, check_mixer, room_for_prompts
+from ralm.answering.answers import Answer, answer_all, room_for_prompts
 from ralm.answering.likelihoods import GoldScore
 from ralm.answering.multiple_choice import Choice, ChoiceMethod, choice_columns, subject_figures
 from ralm.answering.options import AnswerOptions, AnswerSemantics
@@ -199,7 +199,10 @@ def evaluate_questions(
     """
     begun = perf_counter()
     options = options or AnswerOptions()
-    check_mixer(parts, model, options)
+    if options.join == "tokens":
+        parts.check_generation(model)
+    else:
+        parts.check_scoring(model, 'a vote of `join="answers"`')
     room = room_for_prompts(model, options)
 
     def answer(book: _Book) -> list[JudgedAnswer]:
@@ -350,10 +353,7 @@ def evaluate_choices(
 
 
 def evaluate_answers(
-    questions: Questions,
-    model: WritingModel,
-    prompt: prompts.QuestionPrompt,
-    **how: Any,
+    questions: Questions, model: WritingModel, prompt: prompts.QuestionPrompt, **how: Any
 ) -> AnswerEvaluation[Any, Any]:
     """Evaluate questions by `evaluate_choices` if they have choices, else by `evaluate_questions`, as `how` says."""
     evaluate: Any = evaluate_choices if have_choices(questions) else evaluate_questions

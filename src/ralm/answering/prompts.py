@@ -92,12 +92,7 @@ class QuestionPrompt:
         return _filled(self.answer, {"answer": answer})
 
     def text(
-        self,
-        question: str,
-        passages: Sequence[Passage],
-        choices: Sequence[str] = (),
-        *,
-        several: bool | None = None,
+        self, question: str, passages: Sequence[Passage], choices: Sequence[str] = (), *, several: bool | None = None
     ) -> "PromptText":
         """The prompt of a question with these passages, best first, and these choices.
 
@@ -182,11 +177,6 @@ class Conversation:
     def search_query(self) -> str:
         """The query that finds passages."""
         return self.question if self.query is None else self.query
-
-    @property
-    def is_one_message(self) -> bool:
-        """Whether the question is the only message."""
-        return len(self.messages) == 1
 
     def after(self, system: str, turns: Sequence[Message] = ()) -> "Conversation":
         """The same conversation after turns of demonstrations, and after a system message unless it has one."""
@@ -275,7 +265,7 @@ class PromptEncoder:
         in_documents = int(np.searchsorted(spans_N2[:, 1], documents, side="right")) - first
         if dropped > in_documents:
             kept = first if self._keep_first else 0
-            if not asked.is_one_message:
+            if len(asked.messages) > 1:
                 name, first, kept = "the conversation", 0, 0
             raise LengthError(
                 f"{name} has {len(tokens) - first - in_documents} tokens with its instructions, and only "
@@ -296,7 +286,7 @@ class PromptEncoder:
                     "`prompt`."
                 )
             return encoded
-        if not conversation.is_one_message:
+        if len(conversation.messages) > 1:
             raise ChatError(
                 f"the conversation has {len(conversation.messages)} messages, and this prompt asks one question: give "
                 "one message of the user, or choose a `prompt` with `chat = true`."

@@ -2,13 +2,15 @@
 
 Needs no log-probabilities. A quote is a run of words of the answer that stands in the passage too:
 
-1. Words are compared without case, in composed form (NFC); a character of a script without spaces is a word. What is
-   between words does not count.
+1. Words are compared without case, in composed form (NFC). Dots, underscores and hyphens inside a word belong to it, as
+   in np.log2 or gooseberry-fool, but for hyphens between digits; a character of a script without spaces is a word. What
+   is between words does not count.
 2. Of all common runs the longest is a quote, the first of equals; then the longest on either side of it, and so on.
 3. A run is a quote if it has three words that do not stand in the prompt without passages, its instruction and
-   question; or one such word that is a number or a name; or if it is the whole answer, and not all of it stands there.
-   A name has at least three letters, never begins with a small one in the answer or the passage, and begins no sentence
-   in one of them.
+   question; or one such word that is a number, a name or rare; or if it is the whole answer, and not all of it stands
+   there. A name has at least three letters, never begins with a small one in the answer or the passage, and begins no
+   sentence in one of them. A word is rare if no other document at hand has it and it is an identifier, with a capital
+   after a small letter or an underscore or dot inside, or a compound of twelve letters or more.
 4. Two words or more that stand one after the other in the prompt without passages are no part of a quote.
 """
 
@@ -21,10 +23,16 @@ import regex
 
 TextSpan: TypeAlias = tuple[int, int]
 """The first and one past the last of some characters, or of some tokens."""
-_WORD: Final = regex.compile(
-    r"(?V1)[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*"
-    r"|[[\p{L}\p{N}\p{M}]--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+"
+_SINGLE: Final = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+"""A character of a script without spaces."""
+_SPACED: Final = rf"[[\p{{L}}\p{{N}}\p{{M}}]--{_SINGLE}]+"
+_JOINED: Final = r"(?:\.|_+|[\-\u2010\u2011](?!\p{N})|(?<!\p{N})[\-\u2010\u2011])"
+_WORD: Final = regex.compile(rf"(?V1){_SINGLE}\p{{M}}*|(?<!_)_*{_SPACED}(?:{_JOINED}{_SPACED})*_*")
+_RARE: Final = regex.compile(
+    r"\p{Ll}\p{Lu}|[\p{L}\p{N}]_+[\p{L}\p{N}]|\p{L}{2}\.\p{L}{2}"
+    r"|^(?=(?:\P{L}*\p{L}){12}).*\p{L}{4}[\-\u2010\u2011]\p{L}{4}"
 )
+"""The form of a rare word; state-of-the-art, and shorter compounds such as long-term, are common."""
 _NUMBERS: Final = r"\^?\d{1,4}(?:\s*[-\u2010-\u2015\u2212\uff0d~\uff5e]\s*\^?\d{1,4})?"
 """A number of a citation, or a range of them, as in 1-3."""
 _CITATION: Final = regex.compile(
@@ -33,13 +41,18 @@ _CITATION: Final = regex.compile(
 )
 """A citation, as in [1], [2, 3], [1-3] or [^1], in brackets and digits of any width; a name may follow a dagger."""
 _OPERATOR: Final = r"(?:[=+<>]=?|(?<=\s)\*(?=\s))"
-_INDEXED: Final = r"\b[A-Za-z_]\w*(?:\[[^\[\]\n]{0,60}\])+"
+_INDEX: Final = r"(?:\[[^\[\]\n]{0,60}\])+"
+_INDEXED: Final = rf"\b[A-Za-z_]\w*{_INDEX}"
+_NAME_OF_CODE: Final = r"(?:(?<![^\s(,=])(?<!\d\s)[a-z]|\b[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+)"
+"""A letter alone that is no unit as in 5 m, or a name with underscores."""
 _CODE: Final = regex.compile(
     r"(?ms)^ {0,3}(?P<fence>```+|~~~+).*?(?:^ {0,3}(?P=fence)|\Z)"
     r"|(?<!`)(?P<ticks>`+)(?!`)(?:(?!\n[ \t]*\n).)+?(?<!`)(?P=ticks)(?!`)"
-    rf"|(?<=\S[ \t]?{_OPERATOR}[ \t]?){_INDEXED}|{_INDEXED}(?=[ \t]?{_OPERATOR}[ \t]?\S)"
+    rf"|(?<=\S[ \t]?{_OPERATOR}[ \t]?){_INDEXED}|{_INDEXED}(?=[ \t]?{_OPERATOR}[ \t]?\S|\.[a-z_])"
+    rf"|(?<=\w\(){_INDEXED}|{_NAME_OF_CODE}{_INDEX}"
 )
-"""Code, where numbers in brackets cite nothing: fenced blocks, inline code, and indexes beside an operator."""
+"""Code, where numbers in brackets cite nothing: fenced blocks, inline code, and indexes beside an operator, in a call,
+before a member, or after a name of code."""
 _CONTINUES: Final = regex.compile(r"[\p{L}\p{N}\p{M},;)'\u2019\u201d][ \t]*\Z")
 """The end of a text whose next word begins no sentence."""
 _WORDS: Final = 3
@@ -64,9 +77,8 @@ class _Words(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "_Words":
-        found = [*_WORD.finditer(text)]
-        forms = [unicodedata.normalize("NFC", one[0]).casefold() for one in found]
-        return cls(forms, [one.span() for one in found])
+        spans = word_spans(text)
+        return cls([_form(text[slice(*span)].strip("_")) for span in spans], spans)
 
     def characters(self, begin: int, end: int) -> TextSpan:
         """The characters from a word to the one before `end`."""
@@ -89,22 +101,31 @@ def cited_numbers(answer: str, count: int, own: str = "") -> dict[int, list[Text
     return {number: [*dict.fromkeys(spans)] for number, spans in sorted(found.items())}
 
 
-def quotes(answer: str, passage: str, own: str = "") -> list[Quote]:
+def quotes(answer: str, passage: str, own: str = "", others: Sequence[str] = ()) -> list[Quote]:
     """What an answer quotes from a passage, by the rule of this module, in the order of the answer; `own` is the prompt
-    without passages."""
+    without passages, and `others` are the passages of other documents."""
     said, read, asked = _Words.of(answer), _Words.of(passage), _Words.of(own)
     own_places = [place for run in _runs(said.forms, asked.forms, _OWN_WORDS) for place in run[:2]]
-    known = {*asked.forms}
+    known, elsewhere = {*asked.forms}, _form("\n".join(others))
     found = []
     for part_begin, part_end in zip([0, *own_places[1::2]], [*own_places[::2], len(said.forms)], strict=True):
         for begin, end, at in _runs(said.forms[part_begin:part_end], read.forms, 1):
-            run, length = (part_begin + begin, part_begin + end), end - begin
-            characters = read.characters(at, at + length)
-            new = [form for form in said.forms[slice(*run)] if form not in known]
-            names = any(_is_name(form, (answer, said), (passage, read)) for form in new)
-            if len(new) >= _WORDS or names or (new and length == len(said.forms)):
-                found.append(Quote(said.characters(*run), characters))
+            run, length = range(part_begin + begin, part_begin + end), end - begin
+            new = [place for place in run if said.forms[place] not in known]
+            words = [answer[slice(*said.spans[place])] for place in new]
+            if (
+                len(new) >= _WORDS
+                or (new and length == len(said.forms))
+                or any(_is_name(said.forms[place], (answer, said), (passage, read)) for place in new)
+                or any(_RARE.search(word) and _form(word) not in elsewhere for word in words)
+            ):
+                found.append(Quote(said.characters(run.start, run.stop), read.characters(at, at + length)))
     return found
+
+
+def word_spans(text: str) -> list[TextSpan]:
+    """The spans of the words of a text."""
+    return [word.span() for word in _WORD.finditer(text)]
 
 
 def own_spans(answer: str, own: str) -> list[TextSpan]:
@@ -121,6 +142,10 @@ def citation_spans(answer: str) -> list[TextSpan]:
 def _citations(answer: str) -> "Iterator[regex.Match[str]]":
     """The citations of an answer, without those in code."""
     return _CITATION.finditer(_CODE.sub(lambda code: "." * len(code[0]), answer))
+
+
+def _form(text: str) -> str:
+    return unicodedata.normalize("NFC", text).casefold()
 
 
 def _is_name(form: str, *texts: tuple[str, _Words]) -> bool:

@@ -14,10 +14,10 @@ from pydantic import JsonValue
 
 from ralm.answering import evaluation, metrics, multiple_choice, prompts, sources
 from ralm.answering.options import AnswerOptions
-from ralm.answering.questions import ChoiceQuestion, Question, identity_of
+from ralm.answering.questions import ChoiceQuestion, identity_of
 from ralm.protocols import WritingModel
 from ralm.reading.parts import IN_CONTEXT
-from ralm.reading.sources import FromRetriever, share_retrievals
+from ralm.reading.sources import share_retrievals
 from ralm.records import Passage
 from ralm.runs import resume, run, tables
 from ralm.runs.sweep import SWEEP_KIND, Sweep, write_sweep
@@ -159,24 +159,19 @@ def questions_config(
         options["semantics"] = how.get("semantics", "paper")
     source, parts = how.get("source"), how.get("parts", IN_CONTEXT)
     reranked = {} if parts.reranker is None else config_of(parts.reranker, "reranker")
+    may_be_read = isinstance(source, sources.GivenPassages)  # the passages of a question that the file lacks
+    asked = {"questions": questions, "demonstrations": how.get("demonstrations", ())}
     return {
-        "questions": identity_of_questions(questions, source),
-        "demonstrations": identity_of_questions(how.get("demonstrations", ()), source),
+        **{
+            name: {"count": len(listed), "sha256": identity_of(listed, with_passages=may_be_read)}
+            for name, listed in asked.items()
+        },
         "model": config_of(model, "language model"),
         "passages": None if source is None else {**source.config, **reranked},
         "reader": None if source is None else parts.config["reader"],
         "prompt": prompts.prompt_config(prompt, model.tokenizer),
         "options": options,
     }
-
-
-def identity_of_questions(
-    questions: Sequence[Question | ChoiceQuestion], source: sources.QuestionSource | FromRetriever | None = None
-) -> _Config:
-    """The count of questions and a hash of their content. The passages of a question count only if they may be read:
-    if the source is a file of passages that lacks the question."""
-    may_be_read = isinstance(source, sources.GivenPassages)
-    return {"count": len(questions), "sha256": identity_of(questions, with_passages=may_be_read)}
 
 
 def read_table(folder: Path, kind: outputs.FolderKind) -> pa.Table:

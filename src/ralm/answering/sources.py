@@ -174,12 +174,7 @@ class PromptBuilder:
         else:
             prompts = self._parts.readings(hits, documents)
         cuts = [astuple(documents.written[one.passages].cut) for one in prompts if one.passages in documents.written]
-        found = QuestionInput(
-            question,
-            prompts,
-            Cut(*map(max, zip(*cuts, strict=True))),
-            conversation,
-        )
+        found = QuestionInput(question, prompts, Cut(*map(max, zip(*cuts, strict=True))), conversation)
         if not self._parts.looks_at(prompts):
             return found
         most = self._parts.evidence

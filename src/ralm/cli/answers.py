@@ -83,10 +83,7 @@ def print_pieces(pieces: Iterable[GeneratedText]) -> None:
 def print_passages(text: str, sources: Sequence[AnswerSource]) -> None:
     """Print the passages of an answer, and how each is known to be a source."""
     for rank, source in enumerate(sources, 1):
-        known = str(source.known)
-        if source.known == "measured":
-            known += f" {source.share:.0%} {source.gain:+.2f} nats"
-        print_line(f"\n{rank:>3}. {known}  {passage_name(source.passage)}")
+        print_line(f"\n{rank:>3}. {source.evidence}  {passage_name(source.passage)}")
         quoted = [text[slice(*one.answer)] for one in source.quotes]
         if quoted:
             print_line("     quoted: " + one_line(" | ".join(quoted)))

@@ -70,7 +70,7 @@ def ask_command(
             output.print_json(answer.as_json())
     elif questions is None:
         stream = answerer.stream(texts[0])
-        answers.print_pieces(stream)
+        answers.print_pieces(piece for _, piece in stream)
         answers.print_sources(stream.with_sources())
     else:
         for answer in answerer.answers(texts):

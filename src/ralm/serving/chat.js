@@ -5,7 +5,7 @@ let writing = null;                             // {turn, way, stop}: the answer
 
 const characters = text => [...text];           // spans count characters, not UTF-16 units
 const kindOf = source => source.known === "measured"
-  ? `measured: ${(100 * source.share).toFixed(0)}%, ${nats(source.gain)} nats` : {retrieved: "retrieved only"}[source.known] ?? source.known;
+  ? `measured: ${nats(source.gain)} nats${source.quotes.length ? "" : ", no words quoted"}` : {retrieved: "retrieved only"}[source.known] ?? source.known;
 const EXPLAINED = {
   measured: "the answer is likelier with this passage than with the same prompt without passages",
   cited: "the model wrote its number; nothing was measured",

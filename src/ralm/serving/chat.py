@@ -9,7 +9,6 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.answering import answerer, prompts
-from ralm.answering.citations import AnswerSource
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.errors import ChatError, LengthError, UsageError
@@ -67,12 +66,12 @@ def answer_chat(
             ranking=GenerationOptions.of(reads.settings.plan),
         )
         seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(chat.times)]
-        streams = answers_of.streams(chat.conversation, seeds)
+        streams = answers_of.stream(chat.conversation, seeds)
     except LengthError as error:
         raise errors.RequestError(str(error), param="messages", code=errors.TOO_LONG) from None
     except ChatError as error:
         raise errors.RequestError(str(error), param="messages") from None
-    yield answers.Began([0] * chat.times, own, streams.passages)
+    yield answers.Began([0] * chat.times, streams.prompt_tokens, streams.passages)
     for choice, piece in streams:
         yield answers.Wrote(choice, piece)
     for choice in range(chat.times):
@@ -129,7 +128,7 @@ def _new_tokens(chat: ChatCompletion, own: int, limits: Limits, length: int) -> 
 
 
 class ChatAnswer(answers.ServedAnswer):
-    """Makes the response to a request for a chat; `address` returns the URL of a passage on this server."""
+    """Makes the response to a request for a chat; `address` returns the URL of a passage."""
 
     kind = "chat.completion"
     piece_kind = "chat.completion.chunk"
@@ -151,11 +150,12 @@ class ChatAnswer(answers.ServedAnswer):
         self._address = address
 
     def _choice_json(self, number: int, choice: answers.ResponseChoice) -> answers.ResponseJson:
+        behind, annotations = self._cited(choice)
         message: answers.ResponseJson = {
             "role": "assistant",
-            "content": choice.text + self._sources_text(choice),
+            "content": choice.text + behind,
             "refusal": None,
-            "annotations": self._annotations(choice),
+            "annotations": annotations,
         }
         logprobs = self._logprobs_json(choice.tokens)
         return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": choice.reason}
@@ -167,16 +167,12 @@ class ChatAnswer(answers.ServedAnswer):
         return self._delta(number, {"content": added.text}, added.tokens)
 
     def _end_json(self, number: int, choice: answers.ResponseChoice) -> Sequence[answers.ResponseJson]:
-        text, noted = self._sources_text(choice), self._annotations(choice)
-        end = self._delta(number, {"annotations": noted} if noted else {}, reason=choice.reason)
-        return [self._delta(number, {"content": text}), end] if text else [end]
+        behind, annotations = self._cited(choice)
+        end = self._delta(number, {"annotations": annotations} if annotations else {}, reason=choice.reason)
+        return [self._delta(number, {"content": behind}), end] if behind else [end]
 
     def _delta(
-        self,
-        number: int,
-        delta: answers.ResponseJson,
-        tokens: Sequence[answers.Token] = (),
-        reason: str | None = None,
+        self, number: int, delta: answers.ResponseJson, tokens: Sequence[answers.Token] = (), reason: str | None = None
     ) -> answers.ResponseJson:
         listed = self._logprobs_json(tokens) if tokens else None
         return {"index": number, "delta": delta, "logprobs": listed, "finish_reason": reason}
@@ -200,15 +196,15 @@ class ChatAnswer(answers.ServedAnswer):
         is_text = name != self._names.of(token, as_id=True)
         return {"token": name, "logprob": answers.log_prob_json(log_prob), "bytes": encoded if is_text else None}
 
-    def _annotations(self, choice: answers.ResponseChoice) -> list[JsonValue]:
-        """The parts of a text that come from passages, in their order."""
-        return text_sources.annotations(_sources_of(choice), self._url)
-
-    def _sources_text(self, choice: answers.ResponseChoice) -> str:
-        return text_sources.sources_text(_sources_of(choice), self._url) if self._chat.sources_as_text else ""
+    def _cited(self, choice: answers.ResponseChoice) -> tuple[str, list[JsonValue]]:
+        """The sources that stand behind a text, if requested, and the parts of the text that come from passages."""
+        answer = None if choice.end is None else choice.end.answer
+        sources = () if answer is None else answer.sources
+        behind = text_sources.sources_text(sources, self._address) if self._chat.sources_as_text else ""
+        return behind, text_sources.annotations(sources, self._address)
 
     def _url(self, passage: Passage) -> str:
-        return text_sources.web_address(passage) or self._address(passage)
+        return self._address(passage)
 
     def _choice_sources(self, choice: answers.ResponseChoice, *, with_tokens: bool) -> answers.ResponseJson:
         """Return the sources, with all tokens if asked for, or if pieces could not have their shared passages."""
@@ -221,11 +217,5 @@ class ChatAnswer(answers.ServedAnswer):
         credited = [replace(token, passages_K=numbers_K, posteriors_K=shares_K) for token, numbers_K, shares_K in rows]
         tokens: answers.ResponseJson = {"tokens": self._tokens_json(credited)} if with_tokens or is_late else {}
         gain: answers.ResponseJson = {} if np.isnan(gain_T).all() else answers.gain_json(given, gain_T)
-        sources: list[JsonValue] = [{"passage": one.passage.number, **one.as_json()} for one in answer.sources]
+        sources: list[JsonValue] = [one.as_json() for one in answer.sources]
         return {**tokens, **gain, "sources": sources, "cut": answer.cut.documents}
-
-
-def _sources_of(choice: answers.ResponseChoice) -> Sequence[AnswerSource]:
-    """The sources of a choice that has ended."""
-    answer = None if choice.end is None else choice.end.answer
-    return () if answer is None else answer.sources

@@ -26,6 +26,7 @@ from ralm.serving.indexes import ReadConfig
 from ralm.serving.middleware import Metrics
 from ralm.serving.search_service import SearchService
 from ralm.serving.service import LocalService, ModelService
+from ralm.serving.text_sources import text_key, web_address
 
 _LOG: Final = logging.getLogger("ralm.serving")
 _NOT_BUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -156,8 +157,10 @@ Searched = Annotated[SearchService, Depends(_service_of)]
 
 
 def passage_address(request: Request, reads: ReadConfig, passage: Passage) -> str:
-    """The URL of a passage on this server."""
-    return str(request.url_for("passage", index=reads.settings.index, number=passage.number))
+    """The URL of a passage: that of its document in the web, or else one of this server, by document and text."""
+    own = request.url_for("passage", index=reads.settings.index)
+    named = own.include_query_params(document=passage.document_id, text=text_key(passage))
+    return web_address(passage) or str(named)
 
 
 async def respond(request: Request, body: requests.TextRequest, begin: Callable[[], answers.ServedAnswer]) -> Response:

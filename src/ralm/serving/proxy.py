@@ -35,7 +35,7 @@ from ralm.serving.indexes import ReadConfig
 from ralm.serving.options import PASSED_ON, ServeOptions, Settings
 from ralm.serving.search_service import choice_error
 from ralm.serving.service import ModelService
-from ralm.serving.text_sources import TextSources, web_address
+from ralm.serving.text_sources import TextSources
 
 router: Final = APIRouter()
 _ENDS_OF_EVENTS: Final = (b"\n\n", b"\r\n\r\n")
@@ -224,10 +224,7 @@ class _Exchange:
 
     def _sources(self, dialect: Dialect, body: RequestBody, found: _Found) -> TextSources:
         """Return what adds the sources to the answer."""
-
-        def address(passage: Passage) -> str:
-            return web_address(passage) or jobs.passage_address(self._request, found.reads, passage)
-
+        address = partial(jobs.passage_address, self._request, found.reads)
         choices, times = body.get("ralm") or {}, body.get("n")
         return dialect.sources(
             [*zip(found.passages, dialect.texts(body), strict=True)],

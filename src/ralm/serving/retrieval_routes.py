@@ -2,22 +2,26 @@
 
 GET  /search                      a query
 POST /retrieve                    many queries, as the search servers of Search-R1 and verl
-GET  /passages/{index}/{number}   a passage
+GET  /passages/{index}            a passage by its document and the hash of its text
 """
 
+import html
+from importlib.resources import files
 from typing import Annotated, Any, Final, TypeAlias
 
+import numpy as np
 from fastapi import APIRouter, Query, Request
 from pydantic import JsonValue
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from ralm.errors import UsageError
 from ralm.reading.provenance import hits_as_json
-from ralm.records import NO_PASSAGE
+from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.filters import Filter, parse_filter
 from ralm.serving import answers, errors, jobs, requests
 from ralm.serving.audit import entry_of
 from ralm.serving.search_service import FoundPassages, SearchService
+from ralm.serving.text_sources import name_of, text_key, web_address
 
 search_router: Final = APIRouter()
 _TOP_K: Final = 3
@@ -92,14 +96,44 @@ def _retrieved(found: FoundPassages, row: int, documents: dict[int, JsonValue], 
     return [{"document": documents[number], "score": score} for number, score in hits]
 
 
-@search_router.get("/passages/{index}/{number}")
-async def passage(request: Request, index: str, number: int, service: jobs.Searched) -> dict[str, JsonValue]:
-    """A passage of an index."""
-    passages = service.indexes.index(index).passages if index in service.indexes.names else ()
-    if not 0 <= number < len(passages):
-        raise errors.RequestError(f"there is no passage {number} of an index {index!r} here.", status=404)
-    entry_of(request).found(index, [passages[number]])
-    return answers.passage_json(passages[number])
+@search_router.get("/passages/{index}")
+async def passage(
+    request: Request,
+    service: jobs.Searched,
+    index: str,
+    document: Annotated[str, Query(description="The id of a document.")],
+    text: Annotated[str, Query(description="The hash of the text of its passage.")],
+) -> Response:
+    """A passage of a document by the hash of its text; a page for browsers, else JSON."""
+    found = list[Passage]()
+
+    def answer() -> JsonValue:
+        if index in service.indexes.names:
+            opened = service.indexes.index(index)
+            for number in np.flatnonzero(opened.columns.matching("id", "in", [document])).tolist():
+                found[:] = [opened.passages[number]]
+                if text_key(found[0]) == text:
+                    entry_of(request).found(index, found)
+                    return answers.passage_json(found[0])
+        raise errors.RequestError(
+            f"there is no such passage of a document {document!r} in an index {index!r} here; its text may have "
+            "changed.",
+            status=404,
+        )
+
+    response = await jobs.respond_with(request, answer)
+    is_page = response.status_code == 200 and "text/html" in request.headers.get("accept", "")
+    return _page(found[0], str(request.url)) if is_page else response
+
+
+def _page(passage: Passage, address: str) -> HTMLResponse:
+    """A passage as a page, which loads and runs nothing."""
+    form = files("ralm.serving").joinpath("passage.html").read_text(encoding="utf-8")
+    shown = [name_of(passage), passage.place, passage.text, web_address(passage) or address]
+    title, place, text, url = map(html.escape, shown)
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
+    headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+    return HTMLResponse(form.format(title=title, place=place, text=text, url=url), headers=headers)
 
 
 def chosen(index: str | None, retriever: str | None) -> dict[str, str]:

@@ -5,6 +5,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Final
 
 from pydantic import JsonValue
@@ -16,33 +18,24 @@ from ralm.terminal import one_line
 
 _Value = dict[str, JsonValue]
 _ADDRESSES: Final = ("url", "source", "link", "uri")
-"""Metadata with the address of a document, in order of preference."""
+"""Metadata with the address of a document, in order of preference; then its id."""
 _RESPONSE_ENDS: Final = ("response.completed", "response.incomplete")
 _WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
 
 
+@dataclass(slots=True, eq=False)
 class TextSources:
     """Adds sources to the choices of an answer to the texts `asked`, each with its passages and `times` choices; with
     `as_text` also behind their texts. Quotes are looked for in a thread: a long text has many, and other requests do
     not wait."""
 
-    def __init__(
-        self,
-        asked: Sequence[tuple[Sequence[Passage], str]],
-        fields: Callable[[], Mapping[str, Any]],
-        address: Callable[[Passage], str],
-        *,
-        prompt: QuestionPrompt | None,
-        times: int = 1,
-        as_text: bool = False,
-    ) -> None:
-        self._asked = asked
-        self._fields = fields
-        self._address = address
-        self._prompt = prompt
-        self._times = max(1, times)
-        self._as_text = as_text
-        self._written: defaultdict[int, str] = defaultdict(str)
+    asked: Sequence[tuple[Sequence[Passage], str]]
+    fields: Callable[[], Mapping[str, Any]]
+    address: Callable[[Passage], str]
+    prompt: QuestionPrompt | None
+    times: int = 1
+    as_text: bool = False
+    written: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str), init=False)
 
     async def whole(self, value: _Value) -> _Value:
         """An answer with its sources."""
@@ -51,7 +44,7 @@ class TextSources:
     async def event(self, value: _Value) -> _Value | None:
         """An event of a stream with the sources of the choices that it ends; None if it ends none."""
         for number, written in choice_texts(value):
-            self._written[number] += written
+            self.written[number] += written
         ends = any(choice.get("finish_reason") for choice in choices_of(value))
         return await asyncio.to_thread(self._with_sources, value, "delta") if ends else None
 
@@ -63,30 +56,29 @@ class TextSources:
                 choices.append(choice)
                 continue
             whole = message.get("content") if isinstance(message, dict) else choice.get("text")
-            text = self._written[number] if part == "delta" else whole
+            text = self.written[number] if part == "delta" else whole
             sources = self._sources(number, text) if isinstance(text, str) and text else []
-            in_json: list[JsonValue] = [{"passage": one.passage.number, **one.as_json()} for one in sources]
-            listed.append({"index": number, "sources": in_json})
+            listed.append({"index": number, "sources": [one.as_json() for one in sources]})
             choices.append({**choice, part: self._annotated(message, sources)} if isinstance(message, dict) else choice)
-        fields, self._fields = self._fields(), dict  # in a stream, the first event that ends a choice has them
+        fields, self.fields = self.fields(), dict  # in a stream, the first event that ends a choice has them
         return {**fields, "ralm": {**fields.get("ralm", {}), "choices": listed}, **value, "choices": choices}
 
     def _sources(self, number: int, text: str) -> list[AnswerSource]:
         """The sources of a choice."""
-        if not self._asked:
+        if not self.asked:
             return []
-        passages, own = self._asked[min(number // self._times, len(self._asked) - 1)]
-        if self._prompt is not None:
-            own = str(self._prompt.same_words(several=len(passages) > 1).text(own, ()))
-        numbered = self._prompt is not None and self._prompt.numbers_passages
+        passages, own = self.asked[min(number // max(1, self.times), len(self.asked) - 1)]
+        if self.prompt is not None:
+            own = str(self.prompt.same_words(several=len(passages) > 1).text(own, ()))
+        numbered = self.prompt is not None and self.prompt.numbers_passages
         return AnswerSource.of_text(text, passages, own, numbered=numbered)
 
     def _annotated(self, message: dict[str, Any], sources: Sequence[AnswerSource]) -> _Value:
         """A message, or the last part of one, with annotations and perhaps the sources behind its text."""
         annotated = {**message}
-        if found := annotations(sources, self._address):
+        if found := annotations(sources, self.address):
             annotated["annotations"] = [*(message.get("annotations") or ()), *found]
-        if self._as_text and (behind := sources_text(sources, self._address)):
+        if self.as_text and (behind := sources_text(sources, self.address)):
             annotated["content"] = (message.get("content") or "") + behind
         return annotated
 
@@ -116,39 +108,56 @@ class ResponseSources(TextSources):
         listed = list[JsonValue]()
         for part in self.text_parts(response):
             sources = self._sources(0, part["text"])
-            listed += [{"passage": source.passage.number, **source.as_json()} for source in sources]
-            cited: list[Any] = annotations(sources, self._address)
+            listed += [source.as_json() for source in sources]
+            cited: list[Any] = annotations(sources, self.address)
             flat = [{"type": citation["type"], **citation["url_citation"]} for citation in cited]
             if flat:
                 part["annotations"] = [*(part.get("annotations") or ()), *flat]
-        fields = self._fields()
+        fields = self.fields()
         return {**fields, "ralm": {**fields["ralm"], "choices": [{"index": 0, "sources": listed}]}, **response}
 
 
 def web_address(passage: Passage) -> str | None:
-    """Return the web address of a passage in the metadata of its document; None if it has none."""
-    found = (passage.metadata.get(name) for name in _ADDRESSES)
-    return next((one for one in found if isinstance(one, str) and _WEB.fullmatch(one)), None)
+    """Return the web address of the document of a passage, at its page; None if it has none."""
+    addresses = [*(passage.metadata.get(name) for name in _ADDRESSES), passage.document_id]
+    address = next((one for one in addresses if isinstance(one, str) and _WEB.fullmatch(one)), None)
+    page = page_of(passage)
+    return address if address is None or page is None or "#" in address else f"{address}#page={page}"
+
+
+def page_of(passage: Passage) -> int | None:
+    """Return the page of its document that a passage is from, counted from 1; None if the format has none."""
+    page = passage.metadata.get("page")
+    return page if isinstance(page, int) and page > 0 else None
 
 
 def name_of(passage: Passage) -> str:
-    """Return the title of a passage, or else the id of its document, as one line."""
-    return one_line(" ".join(passage.title.split()) or passage.document_id)
+    """Return the title of a passage, or else the id of its document, and its page, as one line."""
+    page = page_of(passage)
+    name = " ".join(passage.title.split()) or passage.document_id
+    return one_line(name if page is None else f"{name}, page {page}")
+
+
+def text_key(passage: Passage) -> str:
+    """Return a hash of the text of a passage, which names it in its document as long as it has this text."""
+    return blake2b(passage.text.encode(), digest_size=6).hexdigest()
 
 
 def sources_text(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> str:
     """Return the sources that an answer is known to come from as text to stand behind it, with their numbers in the
-    prompt, or else counted up, and their addresses; empty without any."""
+    prompt, or else counted up, their addresses and the words that are quoted; empty without any."""
     known = sorted((one for one in sources if one.answer_spans), key=lambda one: (one.number or 0, -(one.gain or 0)))
     lines = [
         f"\n[{one.number or place}] {name_of(one.passage)}: {address(one.passage)}"
+        + "".join(f' "{one_line(words)}"' for words in one.quoted_words)
         for place, one in enumerate(known, 1)
     ]
     return "\n\nSources:" + "".join(lines) if lines else ""
 
 
 def annotations(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> list[JsonValue]:
-    """Return the parts of an answer that are known to come from passages, in its order, as OpenAI's API names them."""
+    """Return the parts of an answer that are known to come from passages, in its order, as OpenAI's API names them,
+    and of each passage also its document and place there, and all words that the answer quotes from it."""
     found = sorted(((span, one) for one in sources for span in one.answer_spans), key=lambda pair: pair[0])
     return [
         {
@@ -158,6 +167,10 @@ def annotations(sources: Sequence[AnswerSource], address: Callable[[Passage], st
                 "end_index": end,
                 "url": address(one.passage),
                 "title": name_of(one.passage),
+                "document_id": one.passage.document_id,
+                "place": one.passage.place,
+                "page": page_of(one.passage),
+                "quotes": [*one.quoted_words],
             },
         }
         for (begin, end), one in found
