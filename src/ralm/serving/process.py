@@ -69,10 +69,19 @@ def run_server(service: SearchService, listening: socket.socket, ready: Callable
     with no_progress():
         load_compiler()
         service.warm_up()
-        server = RalmServer(service, ready)
-        signal.signal(signal.SIGHUP, server.reload)
-        server.run([listening])
+        signal.signal(signal.SIGHUP, lambda *_: _reload(service))
+        RalmServer(service, ready).run([listening])
         service.close()
+
+
+def _reload(service: SearchService) -> None:
+    """Open the indexes that changed and the audit log again, in a thread."""
+
+    def reload() -> None:
+        for name, outcome in service.reload().items():
+            _LOG.info("index %s: %s", name, outcome)
+
+    Thread(target=reload, daemon=True).start()
 
 
 class RalmServer(uvicorn.Server):
@@ -129,13 +138,4 @@ class RalmServer(uvicorn.Server):
 
     async def _follow(self) -> None:
         if self._service.indexes.have_changed():
-            self.reload()
-
-    def reload(self, *_: object) -> None:
-        """Open the indexes that changed and the audit log again, in a thread; also a handler of signals."""
-
-        def reload() -> None:
-            for name, outcome in self._service.reload().items():
-                _LOG.info("index %s: %s", name, outcome)
-
-        Thread(target=reload, daemon=True).start()
+            _reload(self._service)
