@@ -324,7 +324,7 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("more", "param", "told"),
     [
-        ({"tools": {}}, "tools", "`tools` must be a list"),
+        ({"tools": {}}, "tools", "`tools` is not supported"),
         ({"top_logprobs": 2}, "top_logprobs", "`top_logprobs` has no effect without `logprobs`"),
         ({"top_logprobs": 99, "logprobs": True}, "top_logprobs", "from 0 to 20"),
         ({"n": 0}, "n", "from 1 to"),
