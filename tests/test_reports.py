@@ -11,14 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import ralm
 from ralm.corpus.folder import FileSelection
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Measures
-from ralm.retrieval.allowed import Narrowed
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.distinct import Distinct
 from tests.fakes import CountingModel, LetterEncoder, WordTokenizer, passages_of
@@ -80,7 +78,6 @@ def test_reports_that_passed(folder: Path, report: Callable[[Path], Any], expect
         ("queries", lambda _: RANDOM.retrieve("sea", 2)),
         ("queries", lambda _: ralm.Hybrid(RANDOM, RANDOM).retrieve("sea", 2)),
         ("queries", lambda _: Distinct(RANDOM, passages_of("a"), "text").retrieve("sea", 2)),
-        ("queries", lambda _: Narrowed(RANDOM, np.ones(3, dtype=np.bool_)).retrieve("sea", 2)),
         ("queries", lambda _: SentenceEncoder.encode_queries(LetterEncoder(), "sea")),  # type: ignore[arg-type]
         ("prompts", lambda _: ralm.generate_many("sea", CountingModel(WordTokenizer()))),
         ("questions", lambda _: [*ralm.Answerer.answers(None, "sea")]),  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
     ensemble:documents=4,temperature=2        a part of ralm; its keys are the options of its record
     my_module:MyReader:heading="Facts, old"   a class of your own; a value that holds a comma stands in quotes
+    http://localhost:8000                     a service, which is named by its URL and has no keys
 
 The same text names a part on the command line, in files of settings, requests, recipes, `model_args` of the harness,
 and Python. A `Catalogue` holds the parts of one kind.
@@ -23,6 +24,7 @@ from typing import Any, Final, Literal, TypeVar, get_origin
 
 from ralm.errors import UsageError, short_message
 from ralm.options import Declared, make_record, options_of, without_none
+from ralm.storage.remote import is_url
 from ralm.validation import config_of
 
 _PIECE: Final = re.compile(r'(?:[^,"]|"[^"]*")+')
@@ -48,7 +50,7 @@ class Catalogue:
         title = f'`{self.option}="{name}"`'
         if name in self.records:
             return parse_keys(self.records[name], rest, title)
-        if ":" in name:
+        if ":" in name and not is_url(name):
             return OwnPart(title, name, rest, self.members)
         close = get_close_matches(name, self.records, n=1)
         meant = f"write {close[0]}, or " if close else "write "
@@ -191,6 +193,8 @@ def pieces(text: str) -> Iterator[str]:
 
 def _split(text: str, known: Mapping[str, type]) -> tuple[str, str]:
     """The name at the beginning of a text, and its keys."""
+    if is_url(text):
+        return text, ""
     name, _, rest = text.partition(":")
     attribute, _, keys = rest.partition(":")
     return (f"{name}:{attribute}", keys) if name not in known and attribute.isidentifier() else (name, rest)

@@ -146,7 +146,7 @@ def open_pipeline(
     options.model.check_effect(options.lm, *filter(None, [reading.ranker]))
     if source is None:
         options.check_source()
-        source = None if options.index is None else FromRetriever.of_index(options.index, options.retrieval)
+        source = FromRetriever.of_index(options.index, options.retrieval) if options.retrieves else None
     parts = reading.parts()
     model = load(options.lm, options.model)
     reranker = open_reranker(reading.rerank, lambda name: load(name, options.model.of(name, options.lm)), load_pairs)
@@ -159,7 +159,8 @@ def open(  # noqa: A001  # users write `ralm.open`
     """Open an index and a language model as a pipeline.
 
     Args:
-        index: The folder of an index; None is the plain model.
+        index: The folder of an index; None is the plain model, or with the URL of a search service as `retriever` a
+            model that reads passages from there.
         lm: The language model: a hub name, folder, GGUF file, `ralm-tiny`, `smollm2`, or `URL#MODEL` of an API.
         **settings: Options of `ralm eval` by name: `retriever`, `where`, `rerank`, `reader`, `documents`, `mixer`,
             `lm_args`, `stride`, `max_length` and the others. A part is a text, `NAME:key=value,...`; a reader, mixer or

@@ -26,7 +26,7 @@ LM_ARGS: Final = Option(
     flag="lm-args",
     part="keys",
 )
-INDEX_GIVEN: Final = Needs("`index`", lambda options: options.index is not None)
+INDEX_GIVEN: Final = Needs("`index`", lambda options: options.index is not None or options.retrieval.is_service)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +41,20 @@ class PipelineOptions:
     reading: Annotated[ReadingOptions, Option("How passages are read.")] = field(default_factory=ReadingOptions)
     model: Annotated[ModelOptions, LM_ARGS] = field(default_factory=ModelOptions)
 
+    @property
+    def retrieves(self) -> bool:
+        """Whether passages are found for queries, in an index or by a search service."""
+        return INDEX_GIVEN.met(self)
+
     def check_source(self, file: object = None) -> None:
         """Raise UsageError if there are two sources of passages, or none for parts that read them; `file` is another
         source than the index."""
         if self.index and file:
             raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
-        if not (self.index or file) and self.reading != ReadingOptions():
+        if self.retrieval.is_service and (self.index or file):
+            other = "index" if self.index else "retrieved"
+            raise UsageError(f"`{other}` and a search service as `retriever` have passages: give one of them.")
+        if not (self.retrieves or file) and self.reading != ReadingOptions():
             raise UsageError("`reader`, `documents`, `mixer` and `rerank` read passages: give `index` or `retrieved`.")
 
 

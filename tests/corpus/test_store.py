@@ -1,6 +1,5 @@
 """The store on disk: what was written comes back, in flat memory, and damage is one sentence."""
 
-import pickle
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -121,13 +120,6 @@ def test_a_passage_is_plain_python(tmp_path: Path) -> None:
     passage = written(tmp_path / "x.arrow", some_passages(3))[np.int64(1)]  # type: ignore[call-overload]
     assert type(passage.number) is int
     assert passage.contents == "é1\ntext 中😀 1"
-
-
-def test_pickled_it_opens_the_same_file(tmp_path: Path) -> None:
-    opened = written(tmp_path / "x.arrow", some_passages(3))
-    content = pickle.dumps(opened)
-    assert len(content) < 300 + len(str(tmp_path))
-    assert list(pickle.loads(content)) == list(opened)
 
 
 def test_files_that_are_no_store(tmp_path: Path) -> None:

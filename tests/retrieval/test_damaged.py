@@ -1,7 +1,6 @@
 """Damage that no checksum tells: in a large file, between samples, or with checksums that were made to fit."""
 
 import json
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -185,22 +184,6 @@ def test_what_was_opened_stays_what_it_was(tmp_path: Path, asked_before: bool) -
     build(tmp_path / "index", seed=1, count=900, force=True)
     assert answers(opened) == expected
     assert answers(open_index(tmp_path / "index")) != expected
-
-
-def test_another_index_in_its_place_is_noticed_by_other_processes(tmp_path: Path) -> None:
-    build(tmp_path / "index", seed=0, count=50)
-    opened = open_index(tmp_path / "index")
-    index, passages = pickle.dumps(opened), pickle.dumps(opened.passages)
-    assert list(pickle.loads(passages)) == list(opened.passages)
-    assert answers(pickle.loads(index)) == answers(opened)
-    build(tmp_path / "index", seed=0, count=50, force=True)
-    assert list(pickle.loads(passages)) == list(opened.passages), "an equal one will do"
-    assert answers(pickle.loads(index)) == answers(opened)
-    build(tmp_path / "index", seed=1, count=50, force=True)
-    with pytest.raises(DamagedFolderError, match="the index was replaced"):
-        pickle.loads(passages)
-    with pytest.raises(DamagedFolderError, match="it was built again"):
-        pickle.loads(index)
 
 
 def test_an_index_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

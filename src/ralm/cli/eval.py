@@ -19,7 +19,7 @@ from ralm.protocols import Tokenizer
 from ralm.reading.plan import PlanOptions
 from ralm.settings import PipelineOptions
 
-_RETRIEVES: Final = Needs("`index`", lambda job: job.pipeline.index is not None or job.plan.windows == "rolling")
+_RETRIEVES: Final = Needs("`index`", lambda job: job.pipeline.retrieves or job.plan.windows == "rolling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class EvaluationJob:
     @property
     def has_passages(self) -> bool:
         """Whether the evaluation reads passages."""
-        return bool(self.pipeline.index or self.retrieved)
+        return bool(self.pipeline.retrieves or self.retrieved)
 
     def settings(self, given: flags.Given, shared: Shared) -> ralm.ReadingSettings:
         """Open the pipeline of a job; `shared` opens what jobs have in common."""
@@ -60,7 +60,7 @@ class EvaluationJob:
         source: Any = None
         if self.retrieved:
             source = shared(ralm.FromFile.read, self.retrieved)
-        elif pipeline.index:
+        elif pipeline.retrieves:
             source = shared(ralm.FromRetriever.of_index, pipeline.index, pipeline.retrieval)
         opened = open_pipeline(
             pipeline,

@@ -50,7 +50,7 @@ def generate_command(
 
     Example: `ralm generate "Radium was" -m smollm2 -i my-index`
     """
-    if pipeline.index is None and (baseline or report):
+    if not pipeline.retrieves and (baseline or report):
         raise UsageError("`baseline` and `report` show what passages contributed: give `index` too.")
     if report is not None and prompts is not None:
         raise UsageError("`report` shows one text: give a `prompt`, not `prompts`.")

@@ -37,7 +37,7 @@ def force_option(output: str | None) -> Option:
 
 
 PROMPT_TEXT: Final = "model with a chat template: chat; else ensemble: replug; else in-context-ralm"
-NEEDS_INDEX: Final = Needs("`index`", lambda command: command.pipeline.index is not None)
+NEEDS_INDEX: Final = Needs("`index`", lambda command: command.pipeline.retrieves)
 SKIP_BAD: Final = Option("Skip broken lines of files, and count them; in folders they always are.")
 FIELDS: Final = Option(
     "Which fields make a document, such as text=body,title=name; `ralm help fields` lists the keys.", part="keys"

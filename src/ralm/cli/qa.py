@@ -103,7 +103,7 @@ class QuestionJob:
     @property
     def has_passages(self) -> bool:
         """Whether passages are read."""
-        return bool(self.pipeline.index or self.retrieved) and not self.is_closed_book
+        return bool(self.pipeline.retrieves or self.retrieved) and not self.is_closed_book
 
     @cached_property
     def has_choices(self) -> bool:
@@ -133,7 +133,7 @@ class QuestionJob:
         shown = [] if self.demonstrations is None else _read(self.has_choices, self.demonstrations, self.fields, shots)
         opened = open_pipeline(
             pipeline,
-            source=shared(_open_source, pipeline.index, self.retrieved, pipeline.retrieval, self.fields),
+            source=self._source(shared),
             load=open_model,
             load_pairs=lambda part: shared(open_pairs, part.cross_encoder, part.tokens),
         )
@@ -148,6 +148,13 @@ class QuestionJob:
             how |= {"source": opened.source, "parts": opened.parts}
         return {"questions": questions, "prompt": prompt, **how}
 
+    def _source(self, shared: Shared) -> Any:
+        if self.retrieved is not None:
+            return shared(ralm.GivenPassages.read, self.retrieved, self.fields)
+        pipeline = self.pipeline
+        found = ralm.FromRetriever.of_index
+        return shared(found, pipeline.index, pipeline.retrieval) if pipeline.retrieves else None
+
     def describe(self, point: dict[str, Any]) -> str:
         """Return how the questions were asked, in a sentence."""
         prompt = point["prompt"]
@@ -161,13 +168,6 @@ class QuestionJob:
 def _read(has_choices: bool, source: str, names: QuestionFields, limit: int | None) -> Any:
     """The questions of a source, at most so many."""
     return (ralm.read_choice_questions if has_choices else ralm.read_questions)(source, names, limit=limit)
-
-
-def _open_source(index: Path | None, retrieved: Path | None, retrieval: Any, names: QuestionFields) -> Any:
-    """The source of passages; None without one."""
-    if retrieved is not None:
-        return ralm.GivenPassages.read(retrieved, names)
-    return None if index is None else ralm.FromRetriever.of_index(index, retrieval)
 
 
 def qa_command(

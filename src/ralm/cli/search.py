@@ -203,7 +203,7 @@ def retrieve_command(
     *,
     given: flags.Given,
     text: Annotated[Path, options.argument("Text to retrieve for, as for `ralm eval`.", "TEXTFILE")],
-    index: options.IndexFolder,
+    index: Annotated[Path | None, Option("Folder that `ralm index` made.")] = None,
     lm: Annotated[
         str, Option("Model whose tokens are read: a hub name, local folder, GGUF file, ralm-tiny or smollm2.")
     ],

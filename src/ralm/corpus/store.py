@@ -22,7 +22,6 @@ import pyarrow as pa
 from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import CorpusError, DamagedFolderError, UsageError
 from ralm.records import ORIGIN, IntArray, Metadata, Passage
-from ralm.storage.manifest import whole_checksum
 from ralm.validation import is_utf8
 
 PASSAGES_FILE: Final = "passages.arrow"
@@ -44,8 +43,6 @@ _Column: TypeAlias = tuple[memoryview, memoryview]
 """The string offsets of a column, and its bytes."""
 _Batch: TypeAlias = tuple[_Column, _Column, _Column, _Column | None]
 """Document ids, titles, texts, and metadata, which is None if no passage of the batch has any."""
-_Stamp: TypeAlias = tuple[int, int, int]
-"""Identifies a file on a file system: inode, size, modification time."""
 _T = TypeVar("_T")
 
 
@@ -111,17 +108,13 @@ class _JoinedBatch:
 class PassageStore(Sequence[Passage]):
     """The passages of a corpus by number, memory-mapped: opening reads no texts, reading a passage takes microseconds.
 
-    Negative numbers are not supported: -1 means "no passage" elsewhere and raises IndexError here. A pickled store
-    holds only its path, so that other processes map the same file. They raise DamagedFolderError if the file was
-    replaced; `checksum` (`whole_checksum`) lets them accept a copy, for example on another machine. Raises
+    Negative numbers are not supported: -1 means "no passage" elsewhere and raises IndexError here. Raises
     DamagedFolderError, on opening or on reading, if the file is truncated, altered or not a store.
     """
 
-    def __init__(self, path: Path, checksum: str | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._checksum = checksum
         self._source = self._guarded(lambda: pa.memory_map(str(path)))
-        self._stamp = self._guarded(lambda: _stamp(path))
         self._file = self._guarded(lambda: pa.ipc.open_file(self._source))
         columns = self._guarded(lambda: ", ".join(f"{field.name} ({field.type})" for field in self._file.schema))
         if self._file.schema != _SCHEMA:
@@ -219,9 +212,6 @@ class PassageStore(Sequence[Passage]):
                 for row in range(read.num_rows):
                     self._metadata(stored, batch * ROWS_A_BATCH + row)
 
-    def __reduce__(self) -> tuple[Callable[..., "PassageStore"], tuple[Path, _Stamp, str | None]]:
-        return _same_store, (self._path, self._stamp, self._checksum)
-
     def _count(self) -> int:
         full = len(self._batches) - 1
         if full < 0:
@@ -317,21 +307,6 @@ def true_places(found: pa.Array | pa.ChunkedArray) -> IntArray:
 
     places = pc.indices_nonzero(found)
     return np.frombuffer(places.buffers()[1], np.uint64, len(places)).astype(np.int64)
-
-
-def _same_store(path: Path, stamp: _Stamp, checksum: str | None) -> PassageStore:
-    """Open a pickled store in another process."""
-    store = PassageStore(path, checksum)
-    if store._stamp != stamp and (checksum is None or whole_checksum(path) != checksum):
-        raise DamagedFolderError(
-            f"{path} is not the file that was opened before: the index was replaced; open it again."
-        )
-    return store
-
-
-def _stamp(path: Path) -> _Stamp:
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _metadata_row(stored: _Column, row: int) -> int:

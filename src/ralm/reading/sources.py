@@ -9,7 +9,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import InputError
+from ralm.errors import InputError, UsageError, extra
+from ralm.lm.registry import API_PACKAGES
 from ralm.protocols import LanguageModel, Retriever, Tokenizer
 from ralm.reading.parts import Parts
 from ralm.reading.tokens import PreparedText
@@ -52,9 +53,16 @@ class FromRetriever:
 
     @classmethod
     def of_index(
-        cls, index: Index | Path | str, options: RetrieverOptions | None = None, *, mask_N: BoolArray | None = None
-    ) -> Self:
-        """Return the passages of an index, retrieved as `options` and `mask_N` say; raises as `open_retriever`."""
+        cls,
+        index: Index | Path | str | None,
+        options: RetrieverOptions | None = None,
+        *,
+        mask_N: BoolArray | None = None,
+    ) -> "FromRetriever":
+        """Return the passages of an index, retrieved as `options` and `mask_N` say, or without an index those of the
+        search service that the options name; raises as `open_retriever` and `RemoteRetriever`."""
+        if index is None:
+            return FromService.of_options(options or RetrieverOptions())
         opened = index if isinstance(index, Index) else open_index(index)
         retriever = open_retriever(opened, options, mask_N=mask_N)
         expand, filter_text = (None, None) if options is None else (options.expand, options.where)
@@ -77,6 +85,24 @@ class FromRetriever:
         queries = prepared.queries(tokenizer)
         hits = self.search([queries[row] for row in rows], k)
         return hits.spread(rows, len(queries)), self.passages
+
+
+class FromService(FromRetriever):
+    """Passages found by a search service: more come with each search."""
+
+    @classmethod
+    def of_options(cls, options: RetrieverOptions) -> Self:
+        """Return the passages of the service that the options name; raises what `RemoteRetriever` raises."""
+        if not options.is_service:
+            raise UsageError("passages are found in an index: give `index`, or the URL of a service as `retriever`.")
+        with extra("api", "search services need", API_PACKAGES):
+            from ralm.retrieval.remote import RemoteRetriever
+        retriever = RemoteRetriever(options.retriever)
+        return cls(retriever, retriever.passages, retriever.config)
+
+    def search(self, queries: Sequence[str], k: int) -> Hits:
+        """As of `FromRetriever`."""
+        return retrieve_checked(self.retriever, queries, k)
 
 
 @dataclass(frozen=True, slots=True)

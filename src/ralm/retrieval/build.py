@@ -225,7 +225,7 @@ def _counts(folder: Path) -> dict[str, int]:
 def check_vectors(encoder: Encoder, options: VectorOptions | None) -> None:
     """Raise UsageError, before hours of work, if FAISS cannot keep vectors of an encoder as the options say."""
     with dense_extra():
-        from ralm.retrieval.dense.kinds import new_faiss_index
+        from ralm.retrieval.dense.build import new_faiss_index
     new_faiss_index(encoder.dimension, (options or VectorOptions()).faiss)
 
 

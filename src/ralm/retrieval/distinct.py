@@ -9,12 +9,14 @@ from ralm.corpus.decontamination import runs_of
 from ralm.corpus.words import bare_words
 from ralm.protocols import Retriever
 from ralm.records import BoolArray, Hits, Passages
-from ralm.retrieval.allowed import fetch_deeper, narrowed
-from ralm.validation import check_search, config_of, stable_hits
+from ralm.retrieval.allowed import narrowed
+from ralm.validation import check_search, config_of, retrieve_checked, stable_hits
 
 By = Literal["document", "text"]
 _SHINGLE: Final = 5
 _SAME: Final = 0.8
+_MORE: Final = 4
+"""How many times k hits are fetched at first, and again if too few of them are distinct."""
 
 
 class Distinct:
@@ -51,7 +53,15 @@ class Distinct:
         """
         check_search(queries, k)
         every = len(self._passages)
-        rows, _ = fetch_deeper(self._retriever, queries, every, k, lambda hits: self._distinct(hits, k))
+        rows: list[list[tuple[int, float]]] = [[] for _ in queries]
+        lacking, depth = [*range(len(queries))], min(_MORE * k, every)
+        while lacking:
+            hits = retrieve_checked(self._retriever, [queries[row] for row in lacking], depth, every)
+            found = {row: hits.of(place) for place, row in enumerate(lacking)}
+            for row in found:
+                rows[row] = self._distinct(found[row], k)
+            lacking = [row for row in lacking if len(rows[row]) < k and len(found[row]) == depth < every]
+            depth = min(_MORE * depth, every)
         return Hits.from_pairs(rows)
 
     def _distinct(self, hits: Sequence[tuple[int, float]], k: int) -> list[tuple[int, float]]:

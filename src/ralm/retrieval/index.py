@@ -1,6 +1,6 @@
 """Opens the folder of an index (`ralm.retrieval.layout`): passages and the data that finds them, memory-mapped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -46,8 +46,7 @@ _MAX_COMPARED: Final = 500
 class Index:
     """An open index: its passages by number, and its retrievers, each prepared on first use.
 
-    All files are opened at once, so a change of the index does not affect an open one. It is pickled as its path;
-    unpickling raises DamagedFolderError if another index has replaced it.
+    All files are opened at once, so a change of the index does not affect an open one.
     """
 
     path: Path
@@ -63,9 +62,6 @@ class Index:
     """The metadata, titles and ids of the passages, for filters."""
     _arrays: MappedArrays
     _held: dict[str, HeldFile]
-
-    def __reduce__(self) -> tuple[Callable[..., "Index"], tuple[Path, formula.BM25Options | None, str, dict[str, str]]]:
-        return _same_index, (self.path, self.bm25_options, self.fingerprint, _fingerprints(self))
 
     @property
     def fingerprint(self) -> str:
@@ -203,7 +199,7 @@ def check_index(path: Path | str) -> list[str]:
 def _open(path: Path, options: formula.BM25Options | None) -> Index:
     manifest = read_manifest(path, kind=INDEX_KIND)
     settings = layout.index_settings(path, manifest)
-    passages = PassageStore(path / PASSAGES_FILE, manifest.files[PASSAGES_FILE].sha256)
+    passages = PassageStore(path / PASSAGES_FILE)
     if manifest.counts.get("passages") != len(passages):
         raise layout.damaged_index(path, f"it has {len(passages):,} passages but its manifest disagrees")
     arrays: MappedArrays = {}
@@ -220,21 +216,6 @@ def _open(path: Path, options: formula.BM25Options | None) -> Index:
     columns = IndexColumns(str(path), passages, path / COLUMNS_FILE if COLUMNS_FILE in manifest.files else None)
     held = {file: HeldFile(path / file) for file in manifest.files if file.startswith(f"{layout.VECTORS_FOLDER}/")}
     return Index(path, manifest, settings, passages, options if bm25 else None, analysis, columns, arrays, held)
-
-
-def _same_index(path: Path, options: formula.BM25Options | None, fingerprint: str, sets: dict[str, str]) -> Index:
-    """Open an index again in another process; vectors may have been added to it since."""
-    index = open_index(path, options)
-    if index.fingerprint != fingerprint or not sets.items() <= _fingerprints(index).items():
-        raise DamagedFolderError(f"{path} is not the index that was opened before: it was built again; reopen it.")
-    return index
-
-
-def _fingerprints(index: Index) -> dict[str, str]:
-    """The fingerprints of the sets of vectors, by name; the empty name is the default one."""
-    sets = index.vector_sets
-    every = {name: record.fingerprint for name, record in sets.sets.items()}
-    return every if sets.default is None else {**every, "": every[sets.default]}
 
 
 def check_stems(index: Index, *, adds_passages: bool = False) -> None:

@@ -20,8 +20,8 @@ from ralm.records import Hits, Passage
 from ralm.storage.outputs import replaced_file
 
 _HIGHEST: Final = float(np.finfo(np.float32).max)
-_Score: TypeAlias = Annotated[float, Field(ge=-_HIGHEST, le=_HIGHEST, allow_inf_nan=False)]
-_Metadata: TypeAlias = Annotated[
+Score: TypeAlias = Annotated[float, Field(ge=-_HIGHEST, le=_HIGHEST, allow_inf_nan=False)]
+JsonMetadata: TypeAlias = Annotated[
     dict[str, JsonValue], AfterValidator(lambda found: documents.metadata_from_json(documents.metadata_to_json(found)))
 ]
 """JSON without the infinity and NaN that Python's JSON may have."""
@@ -35,9 +35,9 @@ class RetrievedPassage(BaseModel):
 
     text: str
     title: str = ""
-    score: _Score = 0.0
+    score: Score = 0.0
     id: str = ""
-    metadata: _Metadata = {}
+    metadata: JsonMetadata = {}
 
 
 class RetrievedStride(BaseModel):

@@ -11,9 +11,10 @@ from pydantic import JsonValue
 
 from ralm.corpus import decontamination
 from ralm.corpus.store import PassageStore
+from ralm.errors import UsageError
 from ralm.grammar import Catalogue
 from ralm.lm.api.endpoint import is_api
-from ralm.options import Option, check_options, seed_option
+from ralm.options import Option, check_options, declared, seed_option
 from ralm.protocols import Retriever
 from ralm.records import BoolArray, Hits
 from ralm.retrieval.allowed import mask_without, narrowed
@@ -23,6 +24,7 @@ from ralm.retrieval.expansion import check_expansion
 from ralm.retrieval.filters import parse_filter
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.random import RandomRetriever
+from ralm.storage.remote import is_url
 from ralm.validation import config_of, stable_hits
 
 if TYPE_CHECKING:
@@ -83,15 +85,16 @@ RETRIEVERS: Final = Catalogue(
 class RetrieverOptions:
     """How the passages of an index are retrieved.
 
-    `retriever` names the retriever with its keys (`ralm.grammar`), or a class of your own, which is called with the
-    passages. `where`: a filter (`ralm.retrieval.filters`). `expand`: a number of neighbours, or `document`. Raises
-    UsageError if a value is invalid.
+    `retriever` names the retriever with its keys (`ralm.grammar`), a class of your own, which is called with the
+    passages, or the URL of a search service, which has an index of its own (`ralm.retrieval.remote`). `where`: a filter
+    (`ralm.retrieval.filters`). `expand`: a number of neighbours, or `document`. Raises UsageError if one is invalid.
     """
 
     retriever: Annotated[
         str,
         Option(
-            "bm25, dense, hybrid (both), or random (the control: any passage, whatever the query).",
+            "bm25, dense, hybrid (both), random (the control: any passage); without an index, the URL "
+            "of a search service.",
             part="retriever",
         ),
     ] = "bm25"
@@ -117,7 +120,13 @@ class RetrieverOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        RETRIEVERS.parse(self.retriever)
+        if not self.is_service:
+            RETRIEVERS.parse(self.retriever)
+        for one in declared(RetrieverOptions) if self.is_service else ():
+            if one.name != "retriever" and getattr(self, one.name) != one.default:
+                raise UsageError(
+                    f"`{one.name}` has no effect on the search service {self.retriever}: set it where that is started."
+                )
         if self.where is not None:
             parse_filter(self.where)
         if self.expand is not None:
@@ -127,6 +136,11 @@ class RetrieverOptions:
     def name(self) -> str:
         """The name of the retriever."""
         return RETRIEVERS.name_of(self.retriever)
+
+    @property
+    def is_service(self) -> bool:
+        """Whether a search service finds the passages, in an index of its own."""
+        return is_url(self.retriever)
 
     @property
     def is_dense(self) -> bool:
@@ -147,6 +161,8 @@ def open_retriever(
     from ralm.retrieval.index import Index, open_index
 
     options = options or RetrieverOptions()
+    if options.is_service:
+        raise UsageError(f"`index` and the search service {options.retriever} have passages: give one of them.")
     opened = index if isinstance(index, Index) else open_index(index)
     retriever = _retriever(opened, options)
     allowed_N = allowed_mask(opened, options, mask_N)

@@ -165,7 +165,7 @@ def _resumed(
         yield scorers[id(model)], [_with_scorer(point, scorers) for point in points]
 
 
-_IDENTIFIED_BY: Final = {"path": "sha256", "retrieved": "sha256", "index": "fingerprint"}
+_IDENTIFIED_BY: Final = {"path": "sha256", "retrieved": "sha256", "index": "fingerprint", "service": "fingerprint"}
 """Settings that name a file or folder, each with the setting that hashes its content. The name of a model is compared,
 since the hash of its weights covers only some of them."""
 _HASH: Final = re.compile("[0-9a-f]{16,64}")

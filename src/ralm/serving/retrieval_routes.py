@@ -5,6 +5,7 @@ POST /retrieve                    many queries, as the search servers of Search-
 GET  /passages/{index}            a passage by its document and the hash of its text
 """
 
+import hashlib
 import html
 from importlib.resources import files
 from typing import Annotated, Any, Final, TypeAlias
@@ -22,6 +23,7 @@ from ralm.serving import answers, errors, jobs, requests
 from ralm.serving.audit import entry_of
 from ralm.serving.search_service import FoundPassages, SearchService
 from ralm.serving.text_sources import name_of, text_key, web_address
+from ralm.terminal import to_json
 
 search_router: Final = APIRouter()
 _TOP_K: Final = 3
@@ -82,10 +84,19 @@ async def retrieve(
         documents: dict[int, JsonValue] = {}  # queries of one batch find many passages together
         for number in {*found.hits.numbers_QK.ravel().tolist()} - {NO_PASSAGE}:
             one = found.passages[number]
-            documents[number] = {"id": one.document_id, "contents": f'"{one.title}"\n{one.text}'}
-        return {"result": [_retrieved(found, row, documents, body) for row in range(len(body.queries))]}
+            document: dict[str, JsonValue] = {"id": one.document_id, "contents": f'"{one.title}"\n{one.text}'}
+            documents[number] = {**document, "metadata": {**one.metadata}} if one.metadata else document
+        result = [_retrieved(found, row, documents, body) for row in range(len(body.queries))]
+        return {"result": result, "fingerprint": _fingerprint(service, found.index)}
 
     return await jobs.respond_with(request, answer)
+
+
+def _fingerprint(service: SearchService, name: str) -> str:
+    """The hash of what decides the passages of an index: its content, its vectors, and how the operator searches it."""
+    index = service.indexes.index(name)
+    decisive = f"{index.fingerprint} {to_json(index.vectors)} {service.settings.retrieval}"
+    return hashlib.sha256(decisive.encode()).hexdigest()
 
 
 def _retrieved(found: FoundPassages, row: int, documents: dict[int, JsonValue], body: RetrieveRequest) -> JsonValue:

@@ -156,7 +156,7 @@ class Client:
         self._budget = Budget(self.options.max_requests)
         self._transport = Transport(endpoint, self.options, partial(self._budget.count, retries=1))
         self.store = AnswerStore(self.options.answers or default_answers())
-        self._loop = _LoopThread(self._transport.close)
+        self._loop = LoopThread(self._transport.close)
         self._slots = asyncio.Semaphore(self.options.requests_at_once)
         self._calls: set[_Call] = set()
         finalize(self, self._loop.close)
@@ -341,7 +341,7 @@ class _Call:
 _Work: TypeAlias = Callable[[], Coroutine[Any, Any, Any]]
 
 
-class _LoopThread:
+class LoopThread:
     """A thread that runs async functions for any thread; `close` ends it after running `last`."""
 
     def __init__(self, last: _Work) -> None:

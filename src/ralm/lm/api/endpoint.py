@@ -5,6 +5,7 @@ Importing this module does not import httpx2, so that the command line starts fa
     http://localhost:8000#MODEL        a server; its key, if it wants one, is in RALM_API_KEY
     https://host/some/path#MODEL       the same, with the path of its API if that is not /v1
     openai:MODEL, together:MODEL ...   a provider; its key is in its own variable
+    http://localhost:8000              a search service; its key is in RALM_RETRIEVER_KEY
 
 A key goes to the host that it belongs to and nowhere else: it is never part of a name, and a provider's key is never
 sent to a URL.
@@ -16,13 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from ralm.errors import UsageError
 from ralm.options import Option, check_options
 
 URL_KEY: Final = "RALM_API_KEY"
 """The environment variable with the key for a server with a URL as its name."""
+SERVICE_KEY: Final = "RALM_RETRIEVER_KEY"
+"""The environment variable with the key for a search service."""
 _URL: Final = re.compile("https?://", re.IGNORECASE)
 _KEY: Final = re.compile("[!-~]+")
 """The characters that a header may hold."""
@@ -51,8 +54,8 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a model: the base URL without a final slash, the server's name for the model, and its key from the
-    environment variable `variable`, if that is set."""
+    """The address of a model: the base URL without a final slash, the server's name for the model ("" for a search
+    service), and its key from the environment variable `variable`, if that is set."""
 
     url: str
     model: str
@@ -97,17 +100,34 @@ def endpoint_of(name: str, environment: Mapping[str, str] = os.environ) -> Endpo
     return Endpoint(PROVIDERS[provider].url, model.strip(), key, variable)
 
 
-def _url_endpoint(name: str, environment: Mapping[str, str]) -> Endpoint:
-    url, _, model = name.partition("#")
+def service_endpoint(url: str, environment: Mapping[str, str] = os.environ) -> Endpoint:
+    """The endpoint of a search service at a URL, with or without its path /retrieve, and its key from the environment;
+    raises as `endpoint_of`."""
+    parts = _split_url(url, "http://HOST:PORT", SERVICE_KEY)
+    if parts.fragment:
+        raise UsageError(f"{url} names a model, and a search service has none; write {url.partition('#')[0]}.")
+    path = parts.path.rstrip("/").removesuffix("/retrieve")
+    base = f"{parts.scheme.lower()}://{parts.netloc}{path}"
+    return Endpoint(base, "", key_in(SERVICE_KEY, environment), SERVICE_KEY)
+
+
+def _split_url(url: str, form: str, variable: str) -> SplitResult:
     if "@" in url:
-        raise UsageError(f"a URL of a model may have no user or password in it; put the key into {URL_KEY}.")
+        raise UsageError(f"the URL of a server may have no user or password in it; put the key into {variable}.")
     try:
         parts = urlsplit(url)
-        valid = bool(_HOST.fullmatch(parts.hostname or "")) and parts.port != 0 and url.isprintable() and " " not in url
+        host = _HOST.fullmatch(parts.hostname or "") and parts.port != 0
+        valid = bool(host and _URL.match(url) and url.isprintable() and " " not in url)
     except ValueError:
         valid = False
     if not valid:
-        raise UsageError(f"{url} is not a URL; write http://HOST:PORT#MODEL.")
+        raise UsageError(f"{url} is not a URL; write {form}.")
+    return parts
+
+
+def _url_endpoint(name: str, environment: Mapping[str, str]) -> Endpoint:
+    url, _, model = name.partition("#")
+    parts = _split_url(url, "http://HOST:PORT#MODEL", URL_KEY)
     host = f"{parts.scheme.lower()}://{parts.netloc}"
     if parts.query:
         raise UsageError(f"the URL of a model may have no query; write {host}{parts.path}#MODEL.")

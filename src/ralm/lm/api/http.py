@@ -130,6 +130,7 @@ class Transport(Http):
         super().__init__(endpoint, options.timeout)
         self._retries = options.retries
         self._retried = retried
+        self._stored = f" {_STORED}" if endpoint.model else ""
 
     async def send(
         self,
@@ -198,10 +199,10 @@ class Transport(Http):
         if isinstance(outcome, TooLongError):
             return ServerError(f"{place} cannot be used: {outcome}.", 200)
         if isinstance(outcome, httpx2.TimeoutException | TimeoutError):
-            return ServerError(f"{url} did not answer within {self.seconds:g} seconds; {tried}. {_STORED}")
+            return ServerError(f"{url} did not answer within {self.seconds:g} seconds; {tried}.{self._stored}")
         if isinstance(outcome, Exception):
             reason = self._quote(cause_of(outcome))
-            return ServerError(f"{url} cannot be reached or broke off ({reason}); {tried}. {_STORED}")
+            return ServerError(f"{url} cannot be reached or broke off ({reason}); {tried}.{self._stored}")
         return ServerError(self._status(outcome, place, tried), outcome.status)
 
     def _status(self, answer: _Answer, place: str, tried: str) -> str:
@@ -214,12 +215,13 @@ class Transport(Http):
             case 401 | 403:
                 return f"{url} rejected the key in the environment variable {variable} {quoted}."
             case 404:
-                return f"{url} has no model {self.endpoint.model}, or no {place} {quoted}."
+                lacking = f"no model {self.endpoint.model}, or " if self.endpoint.model else ""
+                return f"{url} has {lacking}no {place} {quoted}."
             case 429:
-                advice = "Lower `requests_at_once` or wait a while."
-                return f"{url} limits the rate of requests {quoted}; {tried}. {advice} {_STORED}"
+                advice = f"Lower `requests_at_once` or wait a while.{self._stored}" if self._stored else "Wait a while."
+                return f"{url} limits the rate of requests {quoted}; {tried}. {advice}"
             case status if status >= 500 or status in (408, 409):
-                return f"{url} failed {quoted}; {tried}. {_STORED}"
+                return f"{url} failed {quoted}; {tried}.{self._stored}"
             case status if status < 400:
                 moved = self._quote(answer.headers.get("location", "")) or "another address"
                 return f"{url} has moved to {moved} ({status}); name that URL."

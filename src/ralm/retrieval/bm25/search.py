@@ -9,12 +9,10 @@ kernels release Python's lock, so queries are spread over the cores.
 Letters of shapes: Q queries, K hits per query, N passages.
 """
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import fields
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Final, Self
 
 import numpy as np
@@ -46,7 +44,7 @@ class BM25:
     """A retriever over the arrays of an index of so many passages; safe to use from several threads.
 
     `analysis`: how queries become terms, which must be how the passages did. `fingerprint`: a hash that identifies the
-    index; without one the arrays are hashed when `config` is read.
+    index.
 
     Raises DamagedFolderError if the arrays do not fit the passages, CorpusError if there are more passages than a hit
     can name. The postings of a term are checked on first use.
@@ -59,7 +57,7 @@ class BM25:
         options: BM25Options | None = None,
         *,
         analysis: Analysis = ENGLISH,
-        fingerprint: str | None = None,
+        fingerprint: str = "",
     ) -> None:
         check_passage_count(passages)
         arrays.check_totals(passages)
@@ -67,7 +65,7 @@ class BM25:
         self._passages = passages
         self._options = options or BM25Options()
         self._analysis = analysis
-        self._known_fingerprint = fingerprint
+        self._fingerprint = fingerprint
         self._term = lru_cache(_WORDS)(arrays.term)
         self._plain = Collection(arrays, passages, _impacts(arrays, self._options), Postings.of(arrays))
         self._layout = Layout(self._plain)
@@ -98,10 +96,6 @@ class BM25:
     def stable(self) -> int:
         """The number of passages: however many hits are asked for, the first of them are the same."""
         return self._passages
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return self._known_fingerprint or _digest(self._arrays)
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query: those that share a term with it, best first.
@@ -161,13 +155,3 @@ def _impacts(arrays: Arrays, options: BM25Options) -> NDArray[np.float64]:
     tokens, with_terms = arrays.totals.tolist()
     frequency, length = arrays.code_table.astype(np.int64).T
     return np.where(frequency > 0, impact(np.maximum(frequency, 1), length, tokens / max(with_terms, 1), options), 0)
-
-
-def _digest(arrays: Arrays) -> str:
-    """Return a short hash of all arrays, which are read in full."""
-    digest = hashlib.sha256()
-    for field in fields(arrays):
-        array = getattr(arrays, field.name)
-        if isinstance(array, np.ndarray):
-            digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()[:16]

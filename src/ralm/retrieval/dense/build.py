@@ -12,6 +12,7 @@ that index. Of texts that occur several times, the first is encoded.
 import hashlib
 import io
 import json
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,6 @@ from numpy.typing import NDArray
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, IntArray, Passage
-from ralm.retrieval.dense.kinds import keeps_vectors, new_faiss_index, short_reason, train_faiss
 from ralm.retrieval.dense.options import HASHES, RAW, VECTORS, VectorOptions
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.terminal import Advance, progress_bar
@@ -33,6 +33,17 @@ CHUNK: Final = 4096
 """Passages encoded between one save and the next."""
 HASH_BYTES: Final = 16
 _UNKNOWN: Final = -1
+_COUNT: Final = "[1-9][0-9]*"
+_GRAPH: Final = "HNSW(?:[2-9]|[1-9][0-9]{1,2})"
+"""FAISS crashes the process with fewer neighbours; more would take more memory than the vectors."""
+_SCALARS: Final = "Flat|SQ(?:4|6|8|fp16|bf16)"
+_CODES: Final = f"(?:{_SCALARS}|PQ{_COUNT}(?:x{_COUNT})?(?:fs)?)"
+_KIND: Final = re.compile(
+    f"(?:(?:OPQ|PCA){_COUNT}(?:_{_COUNT})?,)?"
+    f"(?:{_CODES}|IVF{_COUNT}(?:_{_GRAPH})?,{_CODES}|{_GRAPH}(?:,(?:{_SCALARS}))?)"
+    "(?:,RFlat)?"
+)
+_LOSSLESS_CODES: Final = (faiss.ScalarQuantizer.QT_fp16, faiss.ScalarQuantizer.QT_bf16)
 
 
 def text_hashes(encoder: Encoder, passages: Sequence[Passage]) -> NDArray[np.bytes_]:
@@ -156,7 +167,7 @@ def write_vectors(
     place_P = known.places(hash_P)
     assert (place_P != _UNKNOWN).all(), "every text is known or encoded"
     if not index.is_trained:
-        train_faiss(index, known.read(place_P[_drawn(len(place_P), options)]), options.faiss)
+        _train_faiss(index, known.read(place_P[_drawn(len(place_P), options)]), options.faiss)
     folder.mkdir(parents=True)
     _add(index, known, place_P, options, folder)
     np.save(folder / HASHES, hash_P)
@@ -167,7 +178,7 @@ def write_vectors(
 def _add(index: faiss.Index, known: KnownVectors, place_P: IntArray, options: VectorOptions, folder: Path) -> None:
     """Add the vectors at these places to the index, and write them as they are if it keeps only approximations."""
     raw = None
-    if not keeps_vectors(index):
+    if not _keeps_vectors(index):
         raw = np.lib.format.open_memmap(folder / RAW, "w+", np.float32, (len(place_P), index.d))
     try:
         with progress_bar("Adding vectors", len(place_P)) as advance:
@@ -179,7 +190,7 @@ def _add(index: faiss.Index, known: KnownVectors, place_P: IntArray, options: Ve
                 advance(len(vectors_PD))
     except RuntimeError as error:
         raise UsageError(
-            f"FAISS cannot keep {len(place_P):,} vectors in an index {options.faiss!r} ({short_reason(error)}); "
+            f"FAISS cannot keep {len(place_P):,} vectors in an index {options.faiss!r} ({_short_reason(error)}); "
             "choose another kind; the encoded vectors are kept for it."
         ) from None
     if raw is not None:
@@ -231,3 +242,44 @@ def _hashes(file: Path) -> NDArray[np.bytes_]:
 
 def _name(hash_V: NDArray[np.bytes_]) -> str:
     return hashlib.sha256(hash_V.tobytes()).hexdigest()
+
+
+def new_faiss_index(dimension: int, string: str) -> faiss.Index:
+    """An empty FAISS index for inner products of vectors of `dimension`, made by `index_factory`.
+
+    Raises UsageError if the string is of no kind that compares by inner products and takes vectors in order and in
+    parts, or if FAISS cannot use it for that dimension.
+    """
+    reason = "of its kinds, use Flat, SQ8, SQfp16, PQ64, HNSW32, or IVF4096 or OPQ64 before one, as in IVF4096,PQ64"
+    if _KIND.fullmatch(string):
+        try:
+            return faiss.index_factory(dimension, string, faiss.METRIC_INNER_PRODUCT)
+        except (RuntimeError, MemoryError) as error:
+            reason = _short_reason(error)
+    raise UsageError(f"FAISS cannot make an index {string!r} for vectors of {dimension} dimensions ({reason}).")
+
+
+def _train_faiss(index: faiss.Index, vectors_PD: FloatArray, string: str) -> None:
+    """Train an index on these vectors (float32).
+
+    Raises UsageError if there are too few of them.
+    """
+    try:
+        index.train(vectors_PD)
+    except RuntimeError as error:
+        raise UsageError(
+            f"a FAISS index {string!r} cannot be trained on {len(vectors_PD):,} vectors ({_short_reason(error)}); use "
+            "one with fewer lists or centroids, a larger training sample, or Flat."
+        ) from None
+
+
+def _keeps_vectors(index: faiss.Index) -> bool:
+    """Return whether an index stores vectors without loss, or in 16 bits, so that they can be read back."""
+    if isinstance(index, faiss.IndexScalarQuantizer):
+        return index.sq.qtype in _LOSSLESS_CODES
+    return isinstance(index, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
+
+
+def _short_reason(error: RuntimeError | MemoryError) -> str:
+    """Return the last part of a FAISS message, whose first part is a place in its source."""
+    return str(error).strip().splitlines()[-1].rpartition(": ")[2]

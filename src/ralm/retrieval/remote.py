@@ -1,0 +1,165 @@
+"""Finds passages by a search service: any server that answers `POST /retrieve`, ralm's own or that of Search-R1.
+
+    {"queries": ["who discovered radium?"], "topk": 2, "return_scores": true}
+    {"result": [[{"document": {"id": "radium", "contents": "\\"Radium\\"\\nIt was ..."}, "score": 7.5}, ...]]}
+
+Queries go out in batches, several at once. A passage has no number there: it gets one here when it first comes. Nothing
+is kept between runs. The index is identified by the `fingerprint` of an answer, as ralm's server gives it, or else by
+the passage that is found for a fixed query.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+from weakref import finalize
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+
+from ralm.errors import ServerError
+from ralm.lm.api.client import LoopThread
+from ralm.lm.api.endpoint import ApiOptions, service_endpoint
+from ralm.lm.api.http import JsonObject, Transport
+from ralm.records import Hits, Passage
+from ralm.retrieval.retrieval_file import JsonMetadata, Score
+from ralm.terminal import to_json, track
+from ralm.validation import check_search, is_utf8
+
+_BATCH: Final = 64
+"""Queries of a request at most."""
+_PASSAGES: Final = 1024
+"""Passages of an answer at most, if they are not those of one query."""
+_BYTES: Final = 1 << 20
+_BYTES_A_PASSAGE: Final = 64 << 10
+"""The maximum size of an answer: fixed bytes, and bytes for each passage."""
+_AT_ONCE: Final = 4
+"""Requests that are in flight at once."""
+_PROBE: Final = "The quick brown fox jumps over the lazy dog."
+
+
+def _whole(text: str) -> str:
+    if not is_utf8(text):
+        raise ValueError("half of a character (a lone surrogate) is not text")
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_whole)]
+
+
+class _Document(BaseModel):
+    """A passage as a service gives it; ralm's own adds the metadata."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
+
+    contents: _Text
+    id: _Text = ""
+    metadata: JsonMetadata = {}
+
+    def passage(self, number: int) -> Passage:
+        """The passage under a number: the first line is the title, maybe in quotes."""
+        title, line_feed, text = self.contents.partition("\n")
+        if not line_feed:
+            title, text = "", self.contents
+        if len(title) > 1 and title[0] == title[-1] == '"':
+            title = title[1:-1]
+        return Passage(number, self.id, title, text, metadata=self.metadata)
+
+
+class _Found(BaseModel):
+    """A passage that was found for a query, and its score."""
+
+    document: _Document
+    score: Annotated[Score, Field(strict=True)]
+
+
+_RESULT: Final = TypeAdapter(list[list[_Found]])
+
+
+class RemoteRetriever:
+    """The retriever of the service at a URL, whose query (`?index=wiki`) goes with every request.
+
+    The service is asked on creation; `passages` are those that it gave so far, by number. Raises UsageError if it is no
+    such URL, and ServerError, here and on use, if the service does not answer, answers with something else, or gets
+    another index meanwhile.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._endpoint = service_endpoint(url)
+        query = urlsplit(url).query
+        self._path = f"/retrieve?{query}" if query else "/retrieve"
+        self._transport = Transport(self._endpoint, ApiOptions(), retried=lambda: None)
+        self._loop = LoopThread(self._transport.close)
+        finalize(self, self._loop.close)
+        self.passages: list[Passage] = []
+        self._numbers: dict[tuple[str, str, int], int] = {}
+        [(answer, rows)] = self._answers([[_PROBE]], 1)
+        self._told = answer.get("fingerprint")
+        identity = [found.document.model_dump() for found in rows[0]] if self._told is None else self._told
+        self._fingerprint = hashlib.sha256(to_json([query, identity]).encode()).hexdigest()
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The URL, and what identifies its index."""
+        return {"retriever": "service", "service": self._url, "fingerprint": self._fingerprint}
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        """The k best passages for each query, or fewer. Raises UsageError if k is below 1, and ServerError."""
+        check_search(queries, k)
+        size = max(1, min(_BATCH, _PASSAGES // k))
+        batches = [list(queries[first : first + size]) for first in range(0, len(queries), size)]
+        groups = [batches[first : first + _AT_ONCE] for first in range(0, len(batches), _AT_ONCE)]
+        pairs = []
+        for group in track(groups, "Retrieving", len(groups)) if len(groups) > 1 else groups:
+            for answer, rows in self._answers(group, k):
+                if answer.get("fingerprint") != self._told:
+                    raise ServerError(
+                        f"{self._endpoint.url} has another index now than when this began, or searches it in another "
+                        "way: run this again.",
+                        200,
+                    )
+                pairs += [self._numbered(row) for row in rows]
+        return Hits.from_pairs(pairs)
+
+    def _numbered(self, row: Sequence[_Found]) -> list[tuple[int, float]]:
+        """The number and score of each passage of a query; equal passages of one query have numbers of their own."""
+        before: Counter[tuple[str, str]] = Counter()
+        pairs = []
+        for found in row:
+            text = (found.document.id, found.document.contents)
+            number = self._numbers.setdefault((*text, before[text]), len(self.passages))
+            before[text] += 1
+            if number == len(self.passages):
+                self.passages.append(found.document.passage(number))
+            pairs.append((number, found.score))
+        return pairs
+
+    def _answers(self, batches: Sequence[list[str]], k: int) -> list[tuple[JsonObject, list[list[_Found]]]]:
+        """The answer to each batch of queries, and the passages in it."""
+
+        async def answers() -> list[JsonObject]:
+            return await asyncio.gather(*(self._send(batch, k) for batch in batches))
+
+        found: Any = self._loop.run(answers)
+        return [(answer, self._rows(answer, len(batch), k)) for answer, batch in zip(found, batches, strict=True)]
+
+    async def _send(self, batch: list[str], k: int) -> JsonObject:
+        body: JsonObject = {"queries": [*batch], "topk": k, "return_scores": True}
+        max_bytes = _BYTES + _BYTES_A_PASSAGE * len(batch) * k
+        return await self._transport.send("POST", self._path, body, max_bytes=max_bytes)
+
+    def _rows(self, answer: JsonObject, queries: int, k: int) -> list[list[_Found]]:
+        """The passages of each query in an answer; ServerError if it has others."""
+        place = f"{self._endpoint.url}/retrieve"
+        try:
+            rows = _RESULT.validate_python(answer.get("result"))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, ("result", *first["loc"])))
+            raise ServerError(f"{place} gave no passages with scores: at {where}, {first['msg']}.", 200) from None
+        if len(rows) != queries or max(map(len, rows), default=0) > k:
+            counts = f"{len(rows):,} lists of at most {max(map(len, rows), default=0):,} passages"
+            raise ServerError(f"{place} gave {counts} for {queries:,} queries and `topk` {k:,}.", 200)
+        return rows
