@@ -11,7 +11,7 @@ import pytest
 import ralm
 from ralm.lm.local import draw
 from ralm.reading import mixture, score
-from ralm.serving.service import LocalService
+from ralm.serving.local import LocalService
 from tests.cli.program import TEXT, done
 from tests.serving.served import save_index, serving, tiny
 

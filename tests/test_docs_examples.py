@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 
 from ralm.lm.registry import load_local_model
+from ralm.serving.local import LocalService
 from ralm.serving.options import ServeOptions
-from ralm.serving.service import LocalService
 from tests.api.backings import OfModel
 from tests.api.dialects import VLLM
 from tests.api.scripted_server import ScriptedServer

@@ -12,9 +12,8 @@ from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions
 from ralm.recipes.catalogue import recipe_named
 from ralm.recipes.folder import MARK, RecipeFolder
-from ralm.recipes.resources import RESOURCES
 from ralm.recipes.runner import script
-from ralm.recipes.steps import Step, Word
+from ralm.recipes.steps import RESOURCES, Step, Word
 from tests.cli.program import failed, ralm
 
 TEXT, CORPUS, GPT2, CONTRIEVER = (

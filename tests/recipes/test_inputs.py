@@ -10,7 +10,7 @@ from datasets import Dataset
 from ralm.errors import CorpusError
 from ralm.recipes.folder import RecipeFolder
 from ralm.recipes.inputs import plain_title, write_named, write_resource
-from ralm.recipes.resources import RESOURCES, Resource
+from ralm.recipes.steps import RESOURCES, Resource
 
 ROWS = [
     "",

@@ -5,8 +5,7 @@ import pytest
 from ralm.cli import program as all_commands
 from ralm.recipes.catalogue import recipe_named, recipes
 from ralm.recipes.recipe import FULL_SCALE, STAND_IN_SCALE, Scale
-from ralm.recipes.resources import RESOURCES, Resource
-from ralm.recipes.steps import NameOf, Step, Word, in_order
+from ralm.recipes.steps import RESOURCES, NameOf, Resource, Step, Word, in_order
 
 
 def spelt(step: Step) -> list[str]:

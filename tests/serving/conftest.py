@@ -8,7 +8,7 @@ import pytest
 
 from ralm import EncoderOptions, build_index, load_encoder
 from ralm.corpus.splitting import make_passages
-from ralm.serving.service import LocalService
+from ralm.serving.local import LocalService
 from tests.serving.served import DOCUMENTS, save_index, serving, tiny
 from tests.tiny_encoders import save_tiny_bert
 

@@ -14,7 +14,7 @@ from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
 from ralm.records import Document
 from ralm.serving.process import RalmServer, address_of, bound_socket
-from ralm.serving.search_service import SearchService
+from ralm.serving.state import SearchService
 
 MODEL = "ralm-tiny"
 DOCUMENTS = [

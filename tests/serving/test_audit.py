@@ -12,8 +12,8 @@ from ralm.errors import UsageError
 from ralm.reading import ReadingOptions
 from ralm.records import Passage
 from ralm.serving.audit import AuditEntry, AuditLog
+from ralm.serving.local import LocalService
 from ralm.serving.options import ServeOptions, Settings
-from ralm.serving.service import LocalService
 from ralm.serving.text_sources import text_key
 from tests.serving.chat_upstream import NAME, WORDS, passing_on
 from tests.serving.served import MODEL, serving, tiny

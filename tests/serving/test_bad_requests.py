@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ralm.serving.service import LocalService
+from ralm.serving.local import LocalService
 from tests.api.backings import OfTable
 from tests.serving.served import MODEL, serving
 

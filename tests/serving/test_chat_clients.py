@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ralm.lm.registry import ModelOptions, load_language_model
-from ralm.serving.service import LocalService
+from ralm.serving.local import LocalService
 from tests.chat_models import save_chat_model
 from tests.serving.chat_upstream import NAME
 from tests.serving.served import events_of, serving

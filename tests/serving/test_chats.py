@@ -30,8 +30,8 @@ from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
+from ralm.serving.local import LocalService
 from ralm.serving.options import ServeOptions
-from ralm.serving.service import LocalService
 from ralm.serving.text_sources import text_key
 from tests.chat_models import POSITIONS, save_chat_model
 from tests.fakes import CountingModel, WordTokenizer

@@ -12,7 +12,7 @@ from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.reading.parts import Parts
-from ralm.serving.service import LocalService
+from ralm.serving.local import LocalService
 from tests.serving.served import MODEL, PROMPTS, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -18,9 +18,9 @@ import pytest
 
 from ralm.records import IntArray, NextTokens
 from ralm.serving import process
+from ralm.serving.local import LocalService
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.process import bound_socket
-from ralm.serving.service import LocalService
 from tests.api.backings import OfTable
 from tests.serving.process import running
 from tests.serving.served import MODEL, PROMPTS, serving, tiny

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from ralm.lm.registry import ModelOptions, load_language_model
+from ralm.serving.local import LocalService
 from ralm.serving.requests import _NO_CHANGE
-from ralm.serving.service import LocalService
 from tests.chat_models import save_chat_model
 from tests.serving.served import serving
 

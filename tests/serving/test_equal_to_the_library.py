@@ -29,7 +29,7 @@ from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.provenance import traced_generation
 from ralm.reading.score import score_text
 from ralm.reading.tokens import prepare_text
-from ralm.serving.service import LocalService
+from ralm.serving.local import LocalService
 from tests.api.backings import OfTable
 from tests.rounding import rounded
 from tests.serving.served import MODEL, PROMPTS, events_of, serving, tiny

@@ -17,9 +17,9 @@ from ralm.errors import UsageError
 from ralm.records import IntArray, NextTokens
 from ralm.retrieval.update import update_index
 from ralm.serving import process
+from ralm.serving.local import LocalService
 from ralm.serving.middleware import KEY, open_key
 from ralm.serving.options import Limits, ServeOptions
-from ralm.serving.service import LocalService
 from tests.api.backings import OfTable
 from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, events_of, save_index, serving, tiny
 

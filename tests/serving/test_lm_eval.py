@@ -9,7 +9,7 @@ from ralm.harness.model import RalmLM
 from ralm.lm import model_path
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
-from ralm.serving.service import LocalService
+from ralm.serving.local import LocalService
 from tests.chat_models import save_chat_model
 from tests.harness.local_tasks import PAGES, answers, assert_alike, evaluated, requests, save_tasks
 from tests.serving.served import MODEL, serving, tiny

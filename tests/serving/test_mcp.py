@@ -13,7 +13,7 @@ import pytest
 
 from ralm import Document
 from ralm.serving.audit import AuditLog
-from ralm.serving.search_service import SearchService
+from ralm.serving.state import SearchService
 from tests.serving.served import DOCUMENTS, save_index, serving
 
 mcp = pytest.importorskip("mcp")

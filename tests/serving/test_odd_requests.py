@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.lm.registry import ModelOptions, load_language_model
+from ralm.serving.local import LocalService
 from ralm.serving.options import Limits, ServeOptions
-from ralm.serving.service import LocalService
 from tests.chat_models import save_chat_model
 from tests.serving.served import MODEL, serving
 

@@ -8,8 +8,8 @@ import pytest
 from ralm import PlanOptions, open_index
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
+from ralm.serving.local import LocalService
 from ralm.serving.options import Settings
-from ralm.serving.service import LocalService
 from tests.serving.served import MODEL, PROMPTS, serving
 from tests.tiny_models import save_tiny_model
 

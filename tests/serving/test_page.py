@@ -12,8 +12,8 @@ import pytest
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.reading.plan import PlanOptions
 from ralm.records import Document
+from ralm.serving.local import LocalService
 from ralm.serving.options import ServeOptions, Settings
-from ralm.serving.service import LocalService
 from tests.browser import Tab, browser_tab, needs_browser
 from tests.chat_models import save_chat_model
 from tests.serving.chat_upstream import WORDS, passing_on

@@ -13,7 +13,7 @@ import requests
 from ralm import open_index, open_retriever
 from ralm.serving.audit import AuditLog
 from ralm.serving.options import Limits, ServeOptions
-from ralm.serving.search_service import SearchService
+from ralm.serving.state import SearchService
 from tests.serving.process import running
 from tests.serving.served import DOCUMENTS, save_index, serving
 

@@ -11,7 +11,7 @@ from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError, extra
 from ralm.grammar import keys_text
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of, is_api
-from ralm.lm.registry import ModelOptions, load_language_model
+from ralm.lm.registry import API_PACKAGES, ModelOptions, load_language_model
 from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
@@ -103,12 +103,11 @@ def serve_command(
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
         from ralm.serving.audit import AuditLog
+        from ralm.serving.local import LocalService
         from ralm.serving.middleware import open_key
         from ralm.serving.options import Settings
         from ralm.serving.process import bound_socket, run_server
-        from ralm.serving.proxy import ProxyService
-        from ralm.serving.search_service import SearchService
-        from ralm.serving.service import LocalService, ModelService
+        from ralm.serving.state import ModelService, SearchService
 
     folders = {"python": _DEMO / "index"} if demo else index_folders(index)
     if demo and not folders["python"].exists():
@@ -129,6 +128,8 @@ def serve_command(
             return
         service: ModelService
         if is_api(lm):
+            with extra("api", "models behind an API need", API_PACKAGES):
+                from ralm.serving.proxy import ProxyService
             _check_passed_on(lm, model_options, serving.limits, given)
             if not reading.reader:
                 settings = replace(settings, reading=replace(reading, reader="concatenation"))
@@ -227,7 +228,7 @@ def mcp_command(
     with extra("mcp", "the Model Context Protocol needs", packages):
         from ralm.serving.mcp import run_stdio
         from ralm.serving.options import Settings
-        from ralm.serving.search_service import SearchService
+        from ralm.serving.state import SearchService
     service = SearchService(settings=Settings(retrieval=retrieval), folders=index_folders(index))
     service.warm_up()
     asyncio.run(run_stdio(service))

@@ -11,8 +11,7 @@ from typing import Any, Final, TypeAlias
 from ralm.errors import UsageError
 from ralm.recipes.measures import Measure
 from ralm.recipes.recipe import FULL_SCALE, Cell, Figure, Order, Recipe, Scale
-from ralm.recipes.resources import RESOURCES, Resource
-from ralm.recipes.steps import NameOf, Step, Word, WordPart
+from ralm.recipes.steps import RESOURCES, NameOf, Resource, Step, Word, WordPart
 
 _Keys: TypeAlias = dict[str, Any]
 _Place: TypeAlias = tuple[str, str, str]

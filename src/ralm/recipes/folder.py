@@ -30,8 +30,7 @@ from ralm.lm.registry import ModelOptions
 from ralm.recipes.inputs import STAND_IN_MODEL, make_stand_ins, stand_in, write_resource
 from ralm.recipes.measures import Measure
 from ralm.recipes.recipe import Cell, Order, Recipe
-from ralm.recipes.resources import Resource
-from ralm.recipes.steps import NameOf, Step, Word, in_order
+from ralm.recipes.steps import NameOf, Resource, Step, Word, in_order
 from ralm.storage import atomic, manifest, outputs, remote
 from ralm.version import __version__
 

@@ -27,7 +27,7 @@ from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import CorpusError, RalmError
 from ralm.lm import model_path
-from ralm.recipes.resources import RESOURCES, Resource, ResourceKind
+from ralm.recipes.steps import RESOURCES, Resource, ResourceKind
 from ralm.records import Document
 from ralm.storage import manifest, outputs
 

@@ -12,8 +12,7 @@ from ralm.corpus.folder import HUB_PREFIX
 from ralm.errors import FolderExistsError, InputError, RalmError
 from ralm.recipes.folder import RecipeFolder
 from ralm.recipes.inputs import STAND_IN_MODEL
-from ralm.recipes.resources import Resource
-from ralm.recipes.steps import Step
+from ralm.recipes.steps import Resource, Step
 from ralm.storage import remote
 from ralm.storage.outputs import recover
 

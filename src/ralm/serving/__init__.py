@@ -1,16 +1,15 @@
-"""`ralm serve`: OpenAI's API for a model that reads passages (docs/serving.md).
+"""`ralm serve`: searches, a proxy before another server, and OpenAI's API for a model that runs here (docs/serving.md).
 
 Each request is one thread that runs the library's own code; the asyncio side checks, queues, limits and streams.
 
     options                             what the operator sets, and what a request may change
-    indexes, search_service             the indexes, and how requests search them
-    service                             the model, and how requests read with it
+    state, indexes                      the indexes, how requests search them, and the names of a model
+    search, mcp                         the routes of searches
+    proxy, dialects, text_sources       requests that are passed on, with passages and sources
+    local                               a model that runs here, and its routes
     model, batcher                      one model for many threads, which reads together what they ask
     prompts, completion, chat           what one request computes, as a generator of events, and its response
-    proxy                               requests that the server of the model answers
     requests, answers, errors           OpenAI's JSON
-    jobs, middleware                    HTTP: threads and responses, the key and metrics
-    routes                              the routes of a model
-    retrieval_routes, mcp               the routes of searches, with a model or without
+    jobs, middleware, audit             HTTP: threads and responses, the key, metrics and the audit log
     server, process                     the application, its socket and its signals
 """

@@ -24,8 +24,7 @@ from ralm.serving import answers, errors, model, requests
 from ralm.serving.audit import AuditEntry, entry_of
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.middleware import Metrics
-from ralm.serving.search_service import SearchService
-from ralm.serving.service import LocalService, ModelService
+from ralm.serving.state import SearchService
 from ralm.serving.text_sources import text_key, web_address
 
 _LOG: Final = logging.getLogger("ralm.serving")
@@ -146,14 +145,12 @@ class RunningJob:
             self._loop.call_soon_threadsafe(call, *arguments)
 
 
-async def _service_of(request: Request) -> Any:
+async def service_of(request: Request) -> Any:
     """The service that answers a request; FastAPI calls functions that are not `async` in threads."""
     return request.app.state.service
 
 
-Local = Annotated[LocalService, Depends(_service_of)]
-Modelled = Annotated[ModelService, Depends(_service_of)]
-Searched = Annotated[SearchService, Depends(_service_of)]
+Searched = Annotated[SearchService, Depends(service_of)]
 
 
 def passage_address(request: Request, reads: ReadConfig, passage: Passage) -> str:

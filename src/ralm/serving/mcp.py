@@ -27,8 +27,8 @@ from ralm.retrieval.expansion import ExpandedPassages
 from ralm.serving import errors, requests
 from ralm.serving.audit import ENTRY, AuditEntry
 from ralm.serving.jobs import Workers
-from ralm.serving.retrieval_routes import chosen, read_filter
-from ralm.serving.search_service import SearchService
+from ralm.serving.search import chosen, read_filter
+from ralm.serving.state import SearchService
 from ralm.serving.text_sources import name_of, web_address
 from ralm.version import __version__
 

@@ -20,8 +20,8 @@ import uvicorn
 
 from ralm.errors import UsageError
 from ralm.retrieval.bm25.kernels import load_compiler
-from ralm.serving.search_service import SearchService
 from ralm.serving.server import make_app
+from ralm.serving.state import SearchService
 from ralm.terminal import no_progress
 
 _LOG: Final = logging.getLogger("ralm.serving")

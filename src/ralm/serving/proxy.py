@@ -33,8 +33,7 @@ from ralm.serving.chat import open_chat_prompt
 from ralm.serving.dialects import DIALECTS, Dialect, RequestBody, message_text
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.options import PASSED_ON, ServeOptions, Settings
-from ralm.serving.search_service import choice_error
-from ralm.serving.service import ModelService
+from ralm.serving.state import ModelService, choice_error
 from ralm.serving.text_sources import TextSources
 
 router: Final = APIRouter()
@@ -53,6 +52,7 @@ class ProxyService(ModelService):
     """The model of another server, to which requests are passed on with passages of indexes in one context. UsageError
     if the settings ask for an ensemble or a reranker."""
 
+    routers = (router,)
     may_choose = PASSED_ON
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from importlib.util import find_spec
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,21 +19,22 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ralm.options import without_none
 from ralm.retrieval.summary import corpus_title
 from ralm.runs.report import render_page
-from ralm.serving import errors, jobs, middleware, options, proxy, requests, retrieval_routes, routes
-from ralm.serving.proxy import ProxyService
-from ralm.serving.search_service import SearchService
-from ralm.serving.service import LocalService, ModelService
+from ralm.serving import errors, jobs, middleware, options, requests, search
+from ralm.serving.local import LocalService
+from ralm.serving.state import ModelService, SearchService
 from ralm.settings import CATALOGUES
 from ralm.version import __version__
 
 _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
     "/v1/completions": {"ralm": requests.Chosen, "": requests.CompletionRequest},
     "/v1/chat/completions": {"ralm": requests.ChatChosen, "messages": requests.MessageBody, "": requests.ChatRequest},
-    "/retrieve": {"": retrieval_routes.RetrieveRequest},
+    "/retrieve": {"": search.RetrieveRequest},
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _PACKAGE: Final = "ralm.serving"
 _ROUTER: Final = APIRouter()
+_MODEL_ROUTER: Final = APIRouter()
+_Modelled: TypeAlias = Annotated[ModelService, Depends(jobs.service_of)]
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -114,14 +115,36 @@ def _digest(tag: str, html: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 
 
-@routes.model_router.get("/", include_in_schema=False)
-async def root(service: jobs.Modelled) -> HTMLResponse:
+@_MODEL_ROUTER.get("/v1/models")
+async def models(service: _Modelled) -> dict[str, JsonValue]:
+    """Return the names of the language model."""
+    return {"object": "list", "data": [*_models(service).values()]}
+
+
+@_MODEL_ROUTER.get("/v1/models/{name:path}")
+async def model(name: str, service: _Modelled) -> JsonValue:
+    """Return one model."""
+    service.check_model(name)
+    return _models(service)[name]
+
+
+def _models(service: ModelService) -> dict[str, JsonValue]:
+    head: dict[str, JsonValue] = {"object": "model", "created": service.created, "owned_by": "ralm"}
+    head["indexes"] = [*service.indexes.names]
+    if isinstance(service, LocalService):
+        head["max_model_len"] = service.max_length
+        head["root"] = service.model.name  # where the tokenizer is, as vLLM reports it
+    return {name: {"id": name, **head, "index": index} for name, index in service.models.items()}
+
+
+@_MODEL_ROUTER.get("/", include_in_schema=False)
+async def root(service: _Modelled) -> HTMLResponse:
     """The page."""
     return _page(has_key=service.key is not None)
 
 
-@routes.model_router.get("/choices")
-async def list_choices(service: jobs.Modelled) -> dict[str, JsonValue]:
+@_MODEL_ROUTER.get("/choices")
+async def list_choices(service: _Modelled) -> dict[str, JsonValue]:
     """The model, its default settings, and the choices of requests."""
     index = service.settings.index
     return {
@@ -153,7 +176,9 @@ def _values(name: str, service: ModelService) -> JsonValue:
 
 
 async def _check_query(request: Request) -> None:
-    """Raise RequestError for unknown parameters in the query."""
+    """Raise RequestError for unknown parameters in the query; what is passed on may have any."""
+    if not request.scope["route"].include_in_schema:
+        return
     known = {one.alias for one in request.scope["route"].dependant.query_params}
     for name in request.query_params:
         if name not in known:
@@ -169,7 +194,7 @@ def make_app(service: SearchService) -> FastAPI:
         workers = app.state.workers = jobs.Workers(
             limits.requests_at_once, limits.requests_waiting, limits.seconds, metrics
         )
-        upstream = app.state.upstream = service.open_upstream() if isinstance(service, ProxyService) else None
+        upstream = app.state.upstream = None if service.open_upstream is None else service.open_upstream()
         async with AsyncExitStack() as routes_in_use:
             if service.indexes.names and find_spec("mcp"):
                 from ralm.serving.mcp import mcp_route
@@ -184,15 +209,9 @@ def make_app(service: SearchService) -> FastAPI:
 
     app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    routers = [retrieval_routes.search_router, _ROUTER]
-    if isinstance(service, ModelService):
-        routers.append(routes.model_router)
-    if isinstance(service, LocalService):
-        routers.append(routes.local_router)
-    for router in routers:
+    of_model = [_MODEL_ROUTER] if isinstance(service, ModelService) else []
+    for router in (search.router, _ROUTER, *of_model, *service.routers):
         app.include_router(router, dependencies=[Depends(_check_query)])
-    if isinstance(service, ProxyService):
-        app.include_router(proxy.router)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(errors.RequestError, _on_error)

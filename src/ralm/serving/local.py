@@ -1,35 +1,32 @@
-"""The services with a language model: one that runs here, or a server that requests are passed on to.
+"""A language model that runs here: what it can do, and its routes for completions and chats."""
 
-Both have a model that clients know by its name, or by that of the model with one of the indexes. Safe for many threads.
-"""
-
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
 
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import has_chat_template
 from ralm.protocols import LanguageModel, WritingModel
 from ralm.reading.sampling import GenerationOptions
-from ralm.serving import chat, completion, errors, indexes
-from ralm.serving.audit import AuditLog
+from ralm.serving import answers, chat, completion, errors, indexes, jobs, requests
+from ralm.serving.audit import AuditLog, entry_of
 from ralm.serving.model import SharedModel
 from ralm.serving.options import (
     CHOICES,
-    PLAIN,
     ServeOptions,
     Settings,
-    check_documents,
     check_stride_fits,
     with_length,
 )
 from ralm.serving.prompts import TokenLabels
-from ralm.serving.search_service import SearchService, choice_error
+from ralm.serving.state import ModelService, choice_error
 from ralm.validation import scores_given_texts
 
+router: Final = APIRouter()
 _BLOCK_FIGURES: Final = {
     "found": "Tokens of prompts whose keys and values were kept.",
     "read": "Tokens of prompts that were read.",
@@ -44,68 +41,12 @@ _BATCH_FIGURES: Final = {
 """The attributes of the batcher, with descriptions."""
 
 
-class ModelService(SearchService, ABC):
-    """Indexes and a model, which is called `name` unless the options say otherwise; with an index it is NAME:INDEX, and
-    without any NAME:plain. `may_choose` are the choices that requests may have."""
-
-    may_choose: Sequence[str]
-
-    def __init__(
-        self,
-        name: str,
-        options: ServeOptions | None = None,
-        settings: Settings | None = None,
-        folders: Mapping[str, Path] | None = None,
-        *,
-        key: str | None = None,
-        audit: AuditLog | None = None,
-    ) -> None:
-        super().__init__(options, settings, folders, key=key, audit=audit)
-        self.created = int(time.time())
-        self.name = self.options.name or name
-        self.models: dict[str, str | None] = {self.name: self.settings.index}
-        """The index of each name."""
-        if self.indexes.names and "index" in self.options.allow:
-            self.models |= {f"{self.name}:{index}": index for index in self.indexes.names}
-            self.models[f"{self.name}:{PLAIN}"] = None
-        check_documents(self.settings.reading, self.options.limits)
-
-    @property
-    @abstractmethod
-    def description(self) -> dict[str, Any]:
-        """What clients learn of the model and the choices of requests, besides its name and the settings."""
-
-    @property
-    def choices(self) -> Sequence[str]:
-        """Return the choices that requests have here."""
-        return [name for name in self.options.allow if name in self.may_choose]
-
-    def check_model(self, name: str) -> None:
-        """Raise RequestError if no model of this name is served."""
-        if name not in self.models:
-            message = f"the model {name!r} is not served; the models are: {', '.join(self.models)}."
-            raise errors.RequestError(message, param="model", code="model_not_found", status=404)
-
-    def chosen(self, model: str, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the choices of a request by the name of the model and in its field `ralm`, which must not contradict
-        it."""
-        self.check_model(model)
-        if model == self.name:
-            return {**choice}
-        index = self.models[model]
-        if choice.get("index", index) != index:
-            raise errors.RequestError(
-                f"the model {model} reads {'no index' if index is None else f'the index {index!r}'}: leave out "
-                f"`ralm.index`, or use {self.name}.",
-                param="ralm.index",
-            )
-        return {**choice, "index": index}
-
-
 class LocalService(ModelService):
     """A model that runs here, and reads passages of indexes according to `settings`; `ranker` is the model that the
     reranker names. Raises the errors of opening indexes, retrievers and the prompt of chats, and UsageError if lengths
     do not fit."""
+
+    routers = (router,)
 
     def __init__(
         self,
@@ -190,3 +131,39 @@ class LocalService(ModelService):
             return indexes.ReadConfig(settings, source, self._rerankers.parts(self.model, settings, source))
         except UsageError as error:
             raise choice_error(error, choice) from None
+
+
+_Local: TypeAlias = Annotated[LocalService, Depends(jobs.service_of)]
+
+
+@router.post("/v1/completions")
+async def completions(request: Request, body: requests.CompletionRequest, service: _Local) -> Response:
+    """Continue prompts, or score them (`echo`), with passages in front."""
+
+    def begin() -> answers.ServedAnswer:
+        limits = service.options.limits
+        choice = service.chosen(body.model, body.chosen)
+        asked = requests.completion_of(body, limits)
+        reads = service.reads(choice)
+        entry_of(request).prompts = [prompt if isinstance(prompt, str) else [*prompt] for prompt in asked.prompts]
+        events = completion.complete(asked, service.model, reads, limits)
+        return completion.CompletionAnswer(asked, events, reads, service.names, model=body.model)
+
+    return await jobs.respond(request, body, begin)
+
+
+@router.post("/v1/chat/completions")
+async def chats(request: Request, body: requests.ChatRequest, service: _Local) -> Response:
+    """Answer the last message of the user in a conversation, with passages in it; a local model calls no tools."""
+
+    def begin() -> answers.ServedAnswer:
+        limits = service.options.limits
+        choice = service.chosen(body.model, body.chosen)
+        asked = requests.chat_of(body, limits)
+        reads = service.reads(choice, in_strides=False)
+        entry_of(request).prompts = [asked.conversation.question]
+        address = partial(jobs.passage_address, request, reads)
+        events = chat.answer_chat(asked, service.model, reads, service.prompt, limits)
+        return chat.ChatAnswer(asked, events, reads, service.names, address, model=body.model)
+
+    return await jobs.respond(request, body, begin)

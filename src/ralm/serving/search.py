@@ -21,11 +21,11 @@ from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.filters import Filter, parse_filter
 from ralm.serving import answers, errors, jobs, requests
 from ralm.serving.audit import entry_of
-from ralm.serving.search_service import FoundPassages, SearchService
+from ralm.serving.state import FoundPassages, SearchService
 from ralm.serving.text_sources import name_of, text_key, web_address
 from ralm.terminal import to_json
 
-search_router: Final = APIRouter()
+router: Final = APIRouter()
 _TOP_K: Final = 3
 """The passages of a query in Search-R1's server."""
 _FILTER_BYTES: Final = 16 << 10
@@ -39,7 +39,7 @@ Where: TypeAlias = Annotated[
 ]
 
 
-@search_router.get("/search")
+@router.get("/search")
 async def search_index(
     request: Request,
     service: jobs.Searched,
@@ -66,7 +66,7 @@ class RetrieveRequest(requests.Body):
     return_scores: bool | None = None
 
 
-@search_router.post("/retrieve")
+@router.post("/retrieve")
 async def retrieve(
     request: Request,
     body: RetrieveRequest,
@@ -107,7 +107,7 @@ def _retrieved(found: FoundPassages, row: int, documents: dict[int, JsonValue], 
     return [{"document": documents[number], "score": score} for number, score in hits]
 
 
-@search_router.get("/passages/{index}")
+@router.get("/passages/{index}")
 async def passage(
     request: Request,
     service: jobs.Searched,

@@ -1,10 +1,13 @@
-"""The indexes of a server, and how requests search them; safe for many threads. A server without a language model has
-nothing else."""
+"""The state of a server: its indexes, how requests search them, and the names of its model. Safe for many threads."""
 
-from collections.abc import Mapping, Sequence
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from fastapi import APIRouter
 
 from ralm.errors import UsageError
 from ralm.reading.sources import FromRetriever
@@ -13,7 +16,7 @@ from ralm.retrieval.filters import Filter
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving import errors, indexes, middleware
 from ralm.serving.audit import AuditLog
-from ralm.serving.options import PLAIN, ServeOptions, Settings, with_choices
+from ralm.serving.options import PLAIN, ServeOptions, Settings, check_documents, with_choices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +34,11 @@ class FoundPassages:
 
 class SearchService:
     """Indexes in `folders` by name, the first by default, searched as `settings` say for clients with the `key`, if
-    there is one; `audit` gets a line for each request."""
+    there is one; `audit` gets a line for each request. `routers` have the routes besides those of every server, and
+    `open_upstream` connects to the server that requests are passed on to, if there is one."""
+
+    routers: Sequence[APIRouter] = ()
+    open_upstream: Callable[[], Any] | None = None
 
     def __init__(
         self,
@@ -116,6 +123,64 @@ class SearchService:
         if options.name in ("bm25", "hybrid") and index.bm25_options is None:
             return "words"
         return "vectors" if options.is_dense and not index.vectors else None
+
+
+class ModelService(SearchService, ABC):
+    """Indexes and a model, which is called `name` unless the options say otherwise; with an index it is NAME:INDEX, and
+    without any NAME:plain. `may_choose` are the choices that requests may have."""
+
+    may_choose: Sequence[str]
+
+    def __init__(
+        self,
+        name: str,
+        options: ServeOptions | None = None,
+        settings: Settings | None = None,
+        folders: Mapping[str, Path] | None = None,
+        *,
+        key: str | None = None,
+        audit: AuditLog | None = None,
+    ) -> None:
+        super().__init__(options, settings, folders, key=key, audit=audit)
+        self.created = int(time.time())
+        self.name = self.options.name or name
+        self.models: dict[str, str | None] = {self.name: self.settings.index}
+        """The index of each name."""
+        if self.indexes.names and "index" in self.options.allow:
+            self.models |= {f"{self.name}:{index}": index for index in self.indexes.names}
+            self.models[f"{self.name}:{PLAIN}"] = None
+        check_documents(self.settings.reading, self.options.limits)
+
+    @property
+    @abstractmethod
+    def description(self) -> dict[str, Any]:
+        """What clients learn of the model and the choices of requests, besides its name and the settings."""
+
+    @property
+    def choices(self) -> Sequence[str]:
+        """Return the choices that requests have here."""
+        return [name for name in self.options.allow if name in self.may_choose]
+
+    def check_model(self, name: str) -> None:
+        """Raise RequestError if no model of this name is served."""
+        if name not in self.models:
+            message = f"the model {name!r} is not served; the models are: {', '.join(self.models)}."
+            raise errors.RequestError(message, param="model", code="model_not_found", status=404)
+
+    def chosen(self, model: str, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the choices of a request by the name of the model and in its field `ralm`, which must not contradict
+        it."""
+        self.check_model(model)
+        if model == self.name:
+            return {**choice}
+        index = self.models[model]
+        if choice.get("index", index) != index:
+            raise errors.RequestError(
+                f"the model {model} reads {'no index' if index is None else f'the index {index!r}'}: leave out "
+                f"`ralm.index`, or use {self.name}.",
+                param="ralm.index",
+            )
+        return {**choice, "index": index}
 
 
 def choice_error(error: UsageError, choice: Mapping[str, Any]) -> errors.RequestError:
