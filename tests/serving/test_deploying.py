@@ -94,7 +94,7 @@ def test_the_command_of_the_compose_file(index: Path, tmp_path: Path) -> None:
 def test_the_number_of_passages_of_requests_that_are_passed_on(index: Path) -> None:
     upstream = ChatUpstream()
     with upstream.server as server:
-        flags = ("--lm", f"{server.url}#{NAME}", "--proxy", "--index", index, "--documents", 1)
+        flags = ("--lm", f"{server.url}#{NAME}", "--index", index, "--documents", 1)
         with running(*flags) as served:
             body = {"model": NAME, "messages": [{"role": "user", "content": "What sings in the sea by night?"}]}
             answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).json()

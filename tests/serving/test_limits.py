@@ -210,7 +210,7 @@ def test_a_page_of_another_site_cannot_ask(url: str) -> None:
 
 
 def test_a_model_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def fails(_: object) -> list[object]:
+    def fails(*_: object) -> list[object]:
         raise SystemError("the device is gone")
 
     with serving(limited()) as url, httpx.Client(base_url=url, timeout=20) as http:

@@ -153,6 +153,14 @@ async def service_of(request: Request) -> Any:
 Searched = Annotated[SearchService, Depends(service_of)]
 
 
+async def check_query(request: Request) -> None:
+    """Raise RequestError for unknown parameters in the query."""
+    known = {one.alias for one in request.scope["route"].dependant.query_params}
+    for name in request.query_params:
+        if name not in known:
+            raise errors.RequestError(f"`{name}` is not a parameter of {request.scope['route'].path}.", param=name)
+
+
 def passage_address(request: Request, reads: ReadConfig, passage: Passage) -> str:
     """The URL of a passage: that of its document in the web, or else one of this server, by document and text."""
     own = request.url_for("passage", index=reads.settings.index)

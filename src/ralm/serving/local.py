@@ -26,7 +26,7 @@ from ralm.serving.prompts import TokenLabels
 from ralm.serving.state import ModelService, choice_error
 from ralm.validation import scores_given_texts
 
-router: Final = APIRouter()
+router: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
 _BLOCK_FIGURES: Final = {
     "found": "Tokens of prompts whose keys and values were kept.",
     "read": "Tokens of prompts that were read.",

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Annotated, Any, Final, TypeAlias
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import JsonValue
 from starlette.responses import HTMLResponse, Response
 
@@ -25,7 +25,7 @@ from ralm.serving.state import FoundPassages, SearchService
 from ralm.serving.text_sources import name_of, text_key, web_address
 from ralm.terminal import to_json
 
-router: Final = APIRouter()
+router: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
 _TOP_K: Final = 3
 """The passages of a query in Search-R1's server."""
 _FILTER_BYTES: Final = 16 << 10

@@ -32,8 +32,8 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _PACKAGE: Final = "ralm.serving"
-_ROUTER: Final = APIRouter()
-_MODEL_ROUTER: Final = APIRouter()
+_ROUTER: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
+_MODEL_ROUTER: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
 _Modelled: TypeAlias = Annotated[ModelService, Depends(jobs.service_of)]
 
 
@@ -175,16 +175,6 @@ def _values(name: str, service: ModelService) -> JsonValue:
     return {"least": 1 if declared.option.minimum is None else int(declared.option.minimum), "most": int(most)}
 
 
-async def _check_query(request: Request) -> None:
-    """Raise RequestError for unknown parameters in the query; what is passed on may have any."""
-    if not request.scope["route"].include_in_schema:
-        return
-    known = {one.alias for one in request.scope["route"].dependant.query_params}
-    for name in request.query_params:
-        if name not in known:
-            raise errors.RequestError(f"`{name}` is not a parameter of {request.scope['route'].path}.", param=name)
-
-
 def make_app(service: SearchService) -> FastAPI:
     """The ASGI application of a service."""
     limits, metrics = service.options.limits, service.metrics
@@ -211,7 +201,7 @@ def make_app(service: SearchService) -> FastAPI:
     app.state.service = service
     of_model = [_MODEL_ROUTER] if isinstance(service, ModelService) else []
     for router in (search.router, _ROUTER, *of_model, *service.routers):
-        app.include_router(router, dependencies=[Depends(_check_query)])
+        app.include_router(router)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(errors.RequestError, _on_error)
