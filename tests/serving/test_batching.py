@@ -29,7 +29,6 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
-from ralm.serving.batcher import Drawing, drawings_that_fit
 from ralm.serving.errors import StoppedError
 from ralm.serving.model import RequestScope, SharedModel, in_scope
 from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
@@ -405,28 +404,6 @@ def test_less_is_read_at_once_after_a_lack_of_memory(caplog: pytest.LogCaptureFi
         together([lambda text=text: shared.continuations().next_tokens([text]) for text in texts])  # type: ignore[misc]
     warnings = [one.getMessage() for one in caplog.records if "From now on a step has at most" in one.getMessage()]
     assert 1 <= len(warnings) == sum(len(step) > 1 for step in model.steps) <= 4
-
-
-@given(
-    requests=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=6),
-    tokens=st.integers(1, 100),
-)
-def test_requests_fit_into_a_step_the_first_always(requests: list[list[int]], tokens: int) -> None:
-    drawings = [
-        Drawing(0, RequestScope().check, [np.zeros(length, dtype=np.int64) for length in lengths])
-        for lengths in requests
-    ]
-    fit = drawings_that_fit(drawings, tokens)
-    assert fit[0] is drawings[0]
-    assert fit == [drawing for drawing in drawings if drawing in fit]
-    assert len(fit) == 1 or padded(fit) <= tokens
-    for drawing in drawings:
-        assert drawing in fit or padded([*fit, drawing]) > tokens
-
-
-def padded(drawings: Sequence[Drawing]) -> int:
-    lengths = [len(text) for drawing in drawings for text in drawing.texts]
-    return len(lengths) * max(lengths)
 
 
 @pytest.mark.parametrize("chunk", [128, 512, 4096])

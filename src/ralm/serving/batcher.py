@@ -17,9 +17,8 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
-import numpy as np
-
 from ralm.errors import DeviceMemoryError, ModelError
+from ralm.lm.scoring import groups_that_fit
 from ralm.protocols import WritingModel
 from ralm.reading.sampling import draw_tokens
 from ralm.records import Draw, Drawn, FloatArray, IntArray, ScoringSequence
@@ -37,13 +36,13 @@ _Read: TypeAlias = Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]]
 
 
 @dataclass(slots=True, eq=False)
-class Drawing:
+class _Drawing:
     """What request `number` draws after its texts (int64), and how many tokens of each are read; empty before any."""
 
     number: int
     check: _Check
     texts: Sequence[IntArray]
-    draws: Sequence[Draw] = ()
+    draws: Sequence[Draw]
     read: list[int] = field(default_factory=list)
     answer: "Future[list[Drawn]]" = field(default_factory=Future)
 
@@ -94,7 +93,7 @@ class Batcher:
         self._continuations: Any = model.continuations()
         self._rows = set[bytes]()
         """The texts that the step before has read, which the continuations still have."""
-        self._queue: list[Drawing | _Scoring] = []
+        self._queue: list[_Drawing | _Scoring] = []
         self._expected = set[int]()
         """The requests of the step before that have not asked again."""
         self._numbers = count()
@@ -119,7 +118,7 @@ class Batcher:
 
     def draw(self, number: int, texts: Sequence[IntArray], draws: Sequence[Draw], check: _Check) -> list[Drawn]:
         """Return what request `number` draws after texts; raises the error of reading them, of `check`, or `enter`."""
-        drawing = Drawing(number, check, texts, draws)
+        drawing = _Drawing(number, check, texts, draws)
         self._ask([drawing])
         return drawing.answer.result()
 
@@ -136,21 +135,21 @@ class Batcher:
             self._changed.notify_all()
         self._thread.join()
 
-    def _ask(self, requests: Sequence[Drawing | _Scoring]) -> None:
+    def _ask(self, requests: Sequence[_Drawing | _Scoring]) -> None:
         with self._changed:
             self._check_open()
             self._queue += requests
-            self._expected -= {request.number for request in requests if isinstance(request, Drawing)}
+            self._expected -= {request.number for request in requests if isinstance(request, _Drawing)}
             self._changed.notify_all()
 
-    def _end(self, request: Drawing | _Scoring, result: Any) -> None:
+    def _end(self, request: _Drawing | _Scoring, result: Any) -> None:
         """Give the thread of a request its result, or raise the error there."""
         with self._changed:
             self._queue.remove(request)
             if isinstance(result, Exception):
                 request.answer.set_exception(result)
                 return
-            if isinstance(request, Drawing):
+            if isinstance(request, _Drawing):
                 self._expected.add(request.number)
             request.answer.set_result(result)
 
@@ -188,31 +187,33 @@ class Batcher:
             self._changed.wait_for(lambda: self._closed or not self._expected, patience)
             self._end_stopped()
             self._expected.clear()
-            queue = [*self._queue]
-        if drawings := self._next_drawings([request for request in queue if isinstance(request, Drawing)]):
+        if drawings := self._next_drawings():
+            begin = time.perf_counter()
             self._draw(drawings)
-        if scorings := self._next_sequences([request for request in queue if isinstance(request, _Scoring)]):
+            end = time.perf_counter()
+            self._patient_until = end + _PATIENCE * (end - begin)
+            self.seconds += end - begin
+            self.steps += 1
+        if scorings := self._next_sequences():
             self._score(scorings)
 
-    def _next_drawings(self, waiting: Sequence[Drawing]) -> list[Drawing]:
-        """Return the requests whose texts fit, advanced: to the end those whose texts grew by a token, and the others
-        by a chunk together. It goes to the oldest and to the shortest first in turn, so that short texts are soon read,
-        and long ones do not wait for ever."""
-        taken = drawings_that_fit(sorted(waiting, key=attrgetter("number")), self._cache)
-        for drawing in waiting:
-            if drawing not in taken:
-                drawing.read = []
-            elif not drawing.read:
-                drawing.read = [self._known(text) for text in drawing.texts]
-        new = [drawing for drawing in taken if max(drawing.unread) > 1]
+    def _next_drawings(self) -> list[_Drawing]:
+        """Return the oldest requests whose texts fit, advanced: to the end those whose texts grew by a token, and the
+        others by a chunk together. It goes to the oldest and to the shortest first in turn, so that short texts are
+        soon read, and long ones do not wait for ever."""
+        waiting = [request for request in self._queue if isinstance(request, _Drawing)]
+        waiting.sort(key=attrgetter("number"))
+        taken = waiting[: _count_that_fit([[*map(len, drawing.texts)] for drawing in waiting], self._cache)]
+        for drawing in waiting[len(taken) :]:
+            drawing.read = []
         for drawing in taken:
-            if drawing not in new:
-                drawing.advance(sys.maxsize)
-        if self.steps % 2 == 0:
-            new.sort(key=lambda drawing: sum(drawing.unread))
+            drawing.read = drawing.read or [self._known(text) for text in drawing.texts]
         chunk = self._chunk if hasattr(self._continuations, "known") else sys.maxsize
-        for drawing in new:
-            chunk = drawing.advance(chunk)
+        for drawing in taken if self.steps % 2 else sorted(taken, key=lambda drawing: sum(drawing.unread)):
+            if max(drawing.unread, default=0) > 1:
+                chunk = drawing.advance(chunk)
+            else:
+                drawing.advance(sys.maxsize)
         return taken
 
     def _known(self, text: IntArray) -> int:
@@ -222,10 +223,11 @@ class Batcher:
         known: Callable[[IntArray], int] = getattr(self._continuations, "known", lambda _: 0)
         return known(text[:-1])
 
-    def _draw(self, drawings: Sequence[Drawing]) -> None:
-        begin = time.perf_counter()
+    def _draw(self, drawings: Sequence[_Drawing]) -> None:
+        """Answer requests together; if that fails, each alone and from a new beginning."""
         try:
             self._answer(drawings)
+            return
         except Exception as error:  # noqa: BLE001  # raised in the threads that it belongs to
             self._log_failure(len(drawings), error)
             if isinstance(error, DeviceMemoryError):
@@ -234,15 +236,15 @@ class Batcher:
                 _LOG.warning(
                     "%s From now on a step has at most %d tokens, and other requests wait.", error, self._cache
                 )
-            for drawing in drawings:
-                self._continuations = self._model.continuations()
-                self._draw_alone(drawing)
-        end = time.perf_counter()
-        self._patient_until = end + _PATIENCE * (end - begin)
-        self.seconds += end - begin
-        self.steps += 1
+        for drawing in drawings:
+            self._continuations = self._model.continuations()
+            drawing.advance(sys.maxsize)
+            try:
+                self._answer([drawing])
+            except Exception as error:  # noqa: BLE001  # raised in the thread that waits for it
+                self._end(drawing, error)
 
-    def _answer(self, drawings: Sequence[Drawing]) -> None:
+    def _answer(self, drawings: Sequence[_Drawing]) -> None:
         """Read the beginnings of texts, and answer the requests that are read to the end."""
         texts = {text.tobytes(): text for drawing in drawings for text in drawing.beginnings}
         rows = {text: row for row, text in enumerate(texts)}
@@ -259,14 +261,6 @@ class Batcher:
         for drawing in ready:
             self._end(drawing, [next(drawn) for _ in drawing.draws])
 
-    def _draw_alone(self, drawing: Drawing) -> None:
-        """Read the texts of one request whole; its thread gets the error, if any."""
-        drawing.advance(sys.maxsize)
-        try:
-            self._answer([drawing])
-        except Exception as error:  # noqa: BLE001  # raised in the thread that waits for it
-            self._end(drawing, error)
-
     def _log_failure(self, requests: int, error: Exception) -> None:
         """Warn once of an error that neither a text nor a lack of memory explains; reading alone may hide it."""
         first, _, _ = str(error).partition("\n")
@@ -278,10 +272,10 @@ class Batcher:
         _LOG.log(level, "reading %d requests together failed (%s); each is read alone, which is slower", requests, what)
         _LOG.debug("the failure was:", exc_info=error)
 
-    def _next_sequences(self, waiting: Sequence[_Scoring]) -> list[_Scoring]:
-        """Return the first sequences: as many as a chunk holds, at least one."""
-        ends = np.cumsum([len(scoring.sequence) for scoring in waiting])
-        return [*waiting[: max(1, int((ends <= self._chunk).sum()))]]
+    def _next_sequences(self) -> list[_Scoring]:
+        """Return the first sequences that a chunk holds, at least one."""
+        waiting = [request for request in self._queue if isinstance(request, _Scoring)]
+        return waiting[: _count_that_fit([[len(scoring.sequence)] for scoring in waiting], self._chunk)]
 
     def _score(self, scorings: Sequence[_Scoring]) -> None:
         """Score sequences together, longest first."""
@@ -303,13 +297,7 @@ class Batcher:
                     self._end(scoring, result)
 
 
-def drawings_that_fit(drawings: Iterable[Drawing], tokens: int) -> list[Drawing]:
-    """Return the requests, in order, whose padded texts have at most this many tokens together; always the first."""
-    fit: list[Drawing] = []
-    rows = longest = 0
-    for drawing in drawings:
-        more, wide = rows + len(drawing.texts), max([longest, *map(len, drawing.texts)])
-        if not fit or more * wide <= tokens:
-            fit.append(drawing)
-            rows, longest = more, wide
-    return fit
+def _count_that_fit(lengths: Sequence[Sequence[int]], tokens: int) -> int:
+    """Return how many of the first requests, whose texts have these lengths, have at most so many tokens together,
+    padding included; at least one."""
+    return len(next(groups_that_fit(lengths, tokens), ()))
