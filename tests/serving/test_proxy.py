@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from ralm.serving.proxy import _EventBuffer
+from ralm.serving.jobs import EventBuffer
 from tests.api.writing import Reply
 from tests.serving.chat_upstream import CALL, EVENTS, NAME, USAGE, WORDS, ChatUpstream, event, passing_on
 from tests.serving.served import events_of
@@ -373,7 +373,7 @@ def test_a_key_in_a_stream_does_not_reach_the_client(upstream: ChatUpstream, url
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_events_that_come_in_any_parts(size: int) -> None:
-    buffer, events = _EventBuffer(), [b"data: 1\n\n", b"event: a\r\ndata: 2\r\n\r\n", b": wait\n\n"]
+    buffer, events = EventBuffer(), [b"data: 1\n\n", b"event: a\r\ndata: 2\r\n\r\n", b": wait\n\n"]
     content = b"".join(events) * 2 + b"data: un"
     given = [one for at in range(0, len(content), size) for one in buffer.add(content[at : at + size])]
     assert (given, buffer.rest) == (events * 2, b"data: un")

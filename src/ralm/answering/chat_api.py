@@ -5,7 +5,6 @@ Nothing but the request is asked of the server: no tokenizer, no log-probabiliti
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 
 from pydantic import JsonValue
@@ -95,7 +94,7 @@ class ChatApi:
         if options.stop:
             body["stop"] = [*options.stop]
         tokens = sum(len(message.content.encode()) for message in asked.messages)
-        return ApiRequest(_PATH, body, tokens, options.new_tokens).parsed(_text_of, partial(str, ""))
+        return ApiRequest(_PATH, body, tokens, options.new_tokens).parsed(_answer_text, str)
 
 
 def _passages(question: str, source: FromRetriever | None, reader: Reader) -> list[Passage]:
@@ -108,7 +107,7 @@ def _passages(question: str, source: FromRetriever | None, reader: Reader) -> li
     return [source.passages[number] for number in numbers]
 
 
-def _text_of(answer: JsonObject) -> str:
+def _answer_text(answer: JsonObject) -> str:
     text = answer_field(answer, "choices", 0, "message", "content")
     if not isinstance(text, str):
         raise unexpected("the server returns no text")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import ralm
 from ralm.answering.options import AnswerOptions
@@ -15,9 +15,6 @@ from ralm.lm.registry import API_PACKAGES, ModelOptions
 from ralm.options import Option
 from ralm.settings import PipelineOptions
 from ralm.terminal import visible
-
-if TYPE_CHECKING:
-    from ralm.protocols import WritingModel
 
 
 def ask_command(
@@ -111,7 +108,7 @@ def _ask_chat_api(
 
     with extra("api", "models behind an API need", API_PACKAGES):
         api = ChatApi(pipeline.lm, pipeline.model.api)
-    models.closed_at_end(pipeline.lm, pipeline.model, cast("WritingModel", api))
+    models.closed_at_end(pipeline.lm, pipeline.model, api)
     source = None if pipeline.index is None else FromRetriever.of_index(pipeline.index, pipeline.retrieval)
     chosen = ralm.open_prompt(prompt or "numbered")
     reader = pipeline.reading.parts().reader

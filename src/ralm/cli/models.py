@@ -42,7 +42,7 @@ def open_model(name: str, options: ModelOptions) -> "WritingModel":
     return closed_at_end(name, options, ClusterModel(machines, ModelLoader.of(name, replace(options, ray=None))))
 
 
-def closed_at_end(name: str, options: ModelOptions, model: "WritingModel") -> "WritingModel":
+def closed_at_end(name: str, options: ModelOptions, model: Any) -> Any:
     """The model, which is closed when the command ends."""
     _opened[name, options] = model
     gc.freeze()  # it stays to the end: collecting would take longer than to parse the response of a server

@@ -18,7 +18,7 @@ from ralm.records import Passage
 from ralm.serving import answers, errors, indexes, text_sources
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits
-from ralm.serving.prompts import TokenLabels, check_scores, check_size, most_bytes
+from ralm.serving.prompts import TokenLabels, check_size, most_bytes
 from ralm.validation import MAX_SEED
 
 _SHARE: Final = 4
@@ -46,7 +46,12 @@ def answer_chat(
 ) -> Iterator[answers.Event]:
     """Return the events of a chat; the seeds of its choices count up from the one in `sampling`. Raises RequestError if
     the conversation is not valid or does not fit, UsageError if the model cannot answer so."""
-    _check(chat, model, prompt)
+    if prompt.chat and not has_chat_template(model.tokenizer):
+        raise errors.RequestError(
+            f"the model {model.name} has no chat template: use /v1/completions, or start the server with a `--prompt` "
+            "that needs none.",
+            code="no_chat_template",
+        )
     length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
     messages = chat.conversation.messages
     # every template keeps the messages of the user
@@ -86,22 +91,6 @@ def open_chat_prompt(name: str) -> prompts.QuestionPrompt:
     if prompt.shows_choices:
         raise UsageError(f"the `prompt` {name} is for questions with choices: give another one.")
     return prompt
-
-
-def _check(chat: ChatCompletion, model: SharedModel, prompt: prompts.QuestionPrompt) -> None:
-    """Raise RequestError if the model cannot do what a chat requests."""
-    if chat.logprobs and model.tier == "text":
-        raise errors.RequestError(
-            f"the model {model.name} returns no log-probabilities: leave out `logprobs`.", param="logprobs"
-        )
-    if chat.measured:
-        check_scores(model)
-    if prompt.chat and not has_chat_template(model.tokenizer):
-        raise errors.RequestError(
-            f"the model {model.name} has no chat template: use /v1/completions, or start the server with a `--prompt` "
-            "that needs none.",
-            code="no_chat_template",
-        )
 
 
 def _options(chat: ChatCompletion, prompt: prompts.QuestionPrompt, new_tokens: int, length: int) -> AnswerOptions:

@@ -18,15 +18,7 @@ from ralm.serving.errors import RequestError
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits, Settings
-from ralm.serving.prompts import (
-    ScoredToken,
-    ServedPrompt,
-    TokenLabels,
-    check_room,
-    check_scores,
-    read_prompt,
-    score_prompt,
-)
+from ralm.serving.prompts import ScoredToken, ServedPrompt, TokenLabels, check_room, read_prompt, score_prompt
 from ralm.validation import MAX_SEED
 
 
@@ -83,8 +75,6 @@ def _continue(
     completion: Completion, prompts: Sequence[ServedPrompt], settings: Settings, model: SharedModel, reads: ReadConfig
 ) -> Iterator[answers.Wrote | answers.Ended]:
     """Yield the continuations; after an echoed prompt with the end-of-text token, as clients count on one more."""
-    if completion.gain:
-        check_scores(model)
     options = GenerationOptions.of(
         settings.plan, new_tokens=completion.new_tokens, top_logprobs=completion.logprobs or 0, **completion.sampling
     )

@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ralm.errors import ServerError
 from ralm.records import Passage
 from ralm.serving import answers, errors, model, requests
 from ralm.serving.audit import AuditEntry, entry_of
@@ -32,6 +33,8 @@ _NOT_BUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _END: Final = object()
 _OVERTIME: Final = 1.0
 """Seconds that a thread has after its deadline to end by itself."""
+_ENDS_OF_EVENTS: Final = (b"\n\n", b"\r\n\r\n")
+_MAX_EVENT: Final = 16 << 20  # bytes of a server-sent event
 _DONE: Final = b"data: [DONE]\n\n"
 Job: TypeAlias = Callable[[], Iterator[bytes]]
 
@@ -241,6 +244,36 @@ class EventStream(StreamingResponse):
         """Send the events."""
         async with self._at_end:
             await super().__call__(scope, receive, send)
+
+
+class EventBuffer:
+    """The beginning of an event that has not come whole."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    @property
+    def rest(self) -> bytes:
+        """What came after the last whole event."""
+        return bytes(self._held)
+
+    def add(self, part: bytes) -> list[bytes]:
+        """Return the events that a part makes whole; ServerError if one is too long."""
+        begin = max(0, len(self._held) - 3)  # an end may have begun in the part before
+        self._held += part
+        events = []
+        while (end := self._end(begin)) is not None:
+            events.append(bytes(self._held[:end]))
+            del self._held[:end]
+            begin = 0
+        if len(self._held) > _MAX_EVENT:
+            raise ServerError(f"the server of the model sent an event of more than {_MAX_EVENT:,} bytes.", 200)
+        return events
+
+    def _end(self, begin: int) -> int | None:
+        """Return where the first event ends that does not end before `begin`."""
+        places = [(self._held.find(end, begin), len(end)) for end in _ENDS_OF_EVENTS]
+        return min((place + size for place, size in places if place >= 0), default=None)
 
 
 async def _sent(first: bytes, events: AsyncIterator[bytes], entry: AuditEntry) -> AsyncIterator[bytes]:

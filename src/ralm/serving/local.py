@@ -15,18 +15,11 @@ from ralm.reading.sampling import GenerationOptions
 from ralm.serving import answers, chat, completion, errors, indexes, jobs, requests
 from ralm.serving.audit import AuditLog, entry_of
 from ralm.serving.model import SharedModel
-from ralm.serving.options import (
-    CHOICES,
-    ServeOptions,
-    Settings,
-    check_stride_fits,
-    with_length,
-)
+from ralm.serving.options import CHOICES, ServeOptions, Settings, check_stride_fits, with_length
 from ralm.serving.prompts import TokenLabels
 from ralm.serving.state import ModelService, choice_error
-from ralm.validation import scores_given_texts
 
-router: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
+_ROUTER: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
 _BLOCK_FIGURES: Final = {
     "found": "Tokens of prompts whose keys and values were kept.",
     "read": "Tokens of prompts that were read.",
@@ -46,7 +39,8 @@ class LocalService(ModelService):
     reranker names. Raises the errors of opening indexes, retrievers and the prompt of chats, and UsageError if lengths
     do not fit."""
 
-    routers = (router,)
+    routers = (_ROUTER,)
+    may_choose = CHOICES
 
     def __init__(
         self,
@@ -64,14 +58,11 @@ class LocalService(ModelService):
         super().__init__(name, options, settings, folders, key=key, audit=audit)
         self.model = SharedModel(model, cached_tokens=self.options.limits.cached_tokens)
         self.settings = with_length(self.settings, model, max_length)
-        self.scores = scores_given_texts(self.model)
-        self.may_choose = CHOICES if self.scores else [name for name in CHOICES if name != "gain"]
         self._rerankers = indexes.Rerankers(self.settings.reading, ranker)
         self.prompt = chat.open_chat_prompt(self.options.prompt or "chat")
         self.names = TokenLabels(self.model.tokenizer)
-        if self.model.batcher is not None:
-            for name, description in _BATCH_FIGURES.items():
-                self.metrics.watch(f"batch_{name}", description, partial(getattr, self.model.batcher, name))
+        for name, description in _BATCH_FIGURES.items():
+            self.metrics.watch(f"batch_{name}", description, partial(getattr, self.model.batcher, name))
         if (blocks := getattr(model, "blocks", None)) is not None:
             for name, description in _BLOCK_FIGURES.items():
                 self.metrics.watch(f"passage_cache_{name}", description, partial(getattr, blocks, name))
@@ -85,8 +76,6 @@ class LocalService(ModelService):
             "chat": not self.prompt.chat or has_chat_template(self.model.tokenizer),
             "turns": self.prompt.chat,
             "completions": True,
-            "logprobs": self.model.tier != "text",
-            "gain": self.scores,
         }
         return {
             "max_model_len": self.max_length,
@@ -110,7 +99,7 @@ class LocalService(ModelService):
 
     def check_health(self) -> None:
         """Raise RequestError if the model has failed."""
-        if self.model.batcher is not None and self.model.batcher.failed is not None:
+        if self.model.batcher.failed is not None:
             message = "the language model has failed: see the log, and restart the server."
             raise errors.RequestError(message, status=503)
 
@@ -136,7 +125,7 @@ class LocalService(ModelService):
 _Local: TypeAlias = Annotated[LocalService, Depends(jobs.service_of)]
 
 
-@router.post("/v1/completions")
+@_ROUTER.post("/v1/completions")
 async def completions(request: Request, body: requests.CompletionRequest, service: _Local) -> Response:
     """Continue prompts, or score them (`echo`), with passages in front."""
 
@@ -152,7 +141,7 @@ async def completions(request: Request, body: requests.CompletionRequest, servic
     return await jobs.respond(request, body, begin)
 
 
-@router.post("/v1/chat/completions")
+@_ROUTER.post("/v1/chat/completions")
 async def chats(request: Request, body: requests.ChatRequest, service: _Local) -> Response:
     """Answer the last message of the user in a conversation, with passages in it; a local model calls no tools."""
 

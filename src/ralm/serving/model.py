@@ -1,7 +1,7 @@
 """One language model for the threads of all requests.
 
-To the library it is a `WritingModel` like any other. Threads ask a local model together (`Batcher`); a model behind an
-API is asked by each thread alone. Every call first checks whether the request of the thread goes on.
+To the library it is a `WritingModel` like any other. Threads ask it together (`Batcher`). Every call first checks
+whether the request of the thread goes on.
 """
 
 import math
@@ -16,8 +16,8 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from ralm.errors import ModelError
-from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel, traits_of
+from ralm.errors import ModelError, UsageError
+from ralm.protocols import Continuations, Tokenizer, WritingModel, traits_of
 from ralm.records import Draw, Drawn, FloatArray, IntArray, NextTokens, ScoringSequence
 from ralm.serving.batcher import Batcher
 from ralm.serving.errors import RequestError, StoppedError
@@ -67,19 +67,24 @@ class SharedModel:
     """A `WritingModel` that any number of threads may use; close it to end the thread that reads for them.
 
     A thread gets the same as alone, except for the last digits of figures, as in any batch. `vocabulary` is None if
-    the model does not tell it; `distributions` raises AttributeError if it has none.
+    the model does not tell it; `distributions` raises AttributeError if it has none. UsageError if the model does not
+    return the log-probabilities of all next tokens.
     """
+
+    tier: Final = "all"
 
     def __init__(
         self, model: WritingModel, *, chunk_tokens: int = _CHUNK_TOKENS, cached_tokens: int | None = None
     ) -> None:
         self._model: Any = model
-        self.batcher: Batcher | None = None
-        if model.tier == "all":  # servers of models batch by themselves
-            self.batcher = Batcher(model, chunk_tokens, cached_tokens or traits_of(model).tokens_at_once)
+        if model.tier != "all":
+            raise UsageError(
+                f"{model.name} does not return the log-probabilities of all next tokens, which a server needs: serve "
+                "it with another server, and name that as URL#MODEL."
+            )
+        self.batcher = Batcher(model, chunk_tokens, cached_tokens or traits_of(model).tokens_at_once)
         self.name = model.name
         self.max_length = model.max_length
-        self.tier: Tier = model.tier
         self.end_tokens = model.end_tokens
         # the fast tokenizers of transformers fail if two threads use one at once
         self.tokenizer = cast("Tokenizer", Locked(model.tokenizer, threading.RLock()))
@@ -102,37 +107,20 @@ class SharedModel:
 
     def continuations(self) -> Continuations:
         """As `WritingModel.continuations`."""
-        if self.batcher is None:
-            return cast("Continuations", Locked(self._model.continuations(), _InScope()))
         return _BatchedContinuations(self, self.batcher, self.batcher.enter())
 
     def close(self) -> None:
         """End the batcher after its current step; threads that wait get StoppedError."""
-        if self.batcher is not None:
-            self.batcher.close()
+        self.batcher.close()
 
     def _read(
         self, read: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]], sequences: Sequence[ScoringSequence]
     ) -> Iterator[FloatArray]:
         """Yield the results of `read`."""
         check = _scope.get().check
-        at_once = _SEQUENCES_AT_ONCE if self.batcher is not None else len(sequences) or 1
-        for first in range(0, len(sequences), at_once):
-            batch = sequences[first : first + at_once]
+        for first in range(0, len(sequences), _SEQUENCES_AT_ONCE):
             check()
-            for result in read(batch) if self.batcher is None else self.batcher.read(read, batch, check):
-                yield result
-                check()
-
-
-class _InScope:
-    """Checks the request of a thread; a context for `Locked`."""
-
-    def __enter__(self) -> None:
-        _scope.get().check()
-
-    def __exit__(self, *_: object) -> None:
-        pass
+            yield from self.batcher.read(read, sequences[first : first + _SEQUENCES_AT_ONCE], check)
 
 
 class _BatchedContinuations:
@@ -174,7 +162,7 @@ class _BatchedContinuations:
 
 
 class Locked:
-    """An object whose methods are called within `lock`: one thread at a time, or in a scope."""
+    """An object whose methods are called by one thread at a time, which holds the `lock`."""
 
     def __init__(self, own: object, lock: AbstractContextManager[object]) -> None:
         self._own = own

@@ -13,7 +13,6 @@ import signal
 import socket
 from collections.abc import Callable
 from threading import Thread
-from types import FrameType
 from typing import Final
 
 import uvicorn
@@ -123,7 +122,7 @@ class RalmServer(uvicorn.Server):
         for connection in self.server_state.connections:
             connection.transport.abort()
 
-    def handle_exit(self, sig: int, _: FrameType | None) -> None:
+    def handle_exit(self, sig: int, _: object) -> None:
         """End after the running requests, within `shutdown_seconds` whatever threads do; at a second signal at once."""
         if self.should_exit:
             os._exit(128 + sig)

@@ -18,7 +18,7 @@ from ralm.errors import ModelError
 from ralm.evaluation.perplexity import check_plan
 from ralm.lm.scoring import Scorer, merge_requests, split_by_tokens
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import LanguageModel, Tokenizer
+from ralm.protocols import Tokenizer
 from ralm.reading import in_context, plan, score
 from ralm.reading.mixture import mix, shares
 from ralm.reading.pieces import GeneratedToken, StoppedText
@@ -28,7 +28,6 @@ from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Request, Scorin
 from ralm.serving import errors, indexes
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Settings
-from ralm.validation import scores_given_texts
 
 _LONGEST_TOKEN: Final = 128
 """Bytes that a token can have: more than any token of a real text."""
@@ -173,7 +172,6 @@ def score_prompt(
     """Score every token of a prompt after its leading special tokens as `evaluate_text` does, with `top_logprobs` top
     ones. Raises RequestError if the model cannot return them, and what `evaluate_text` raises."""
     scorer = Scorer(model, progress=False)
-    check_scores(model)
     reads.parts.require_average("`echo` with `logprobs`")
     check_plan(scorer, options)
     spans_N2 = _spans(prompt)
@@ -293,15 +291,6 @@ def _read_requests(requests: Sequence[tuple[Request, int]], model: SharedModel) 
             own_N = log_probs_NV[np.arange(len(request.targets)), request.targets]
             found[key] = own_N, log_probs_NV[-last:].copy()  # a view would keep the distributions of the evidence
     return [found[key] for key in named]
-
-
-def check_scores(model: LanguageModel) -> None:
-    """Raise RequestError if a model does not return the log-probabilities of given texts."""
-    if not scores_given_texts(model):
-        raise errors.RequestError(
-            f"{model.name} is behind an API that does not return the log-probabilities of given texts: leave out "
-            "`echo` with `logprobs`, and `ralm.gain`."
-        )
 
 
 def _read_distributions(model: SharedModel, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:

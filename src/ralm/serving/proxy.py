@@ -36,9 +36,7 @@ from ralm.serving.options import PASSED_ON, ServeOptions, Settings
 from ralm.serving.state import ModelService, choice_error
 from ralm.serving.text_sources import TextSources
 
-router: Final = APIRouter()
-_ENDS_OF_EVENTS: Final = (b"\n\n", b"\r\n\r\n")
-_MAX_EVENT: Final = 16 << 20  # bytes of a server-sent event
+_ROUTER: Final = APIRouter()
 _REWRITE: Final = (
     "Write one search query that finds texts for answering the last message of the user in this conversation. Replace "
     "its pronouns by what they stand for. Write the query alone, on one line."
@@ -52,7 +50,7 @@ class ProxyService(ModelService):
     """The model of another server, to which requests are passed on with passages of indexes in one context. UsageError
     if the settings ask for an ensemble or a reranker."""
 
-    routers = (router,)
+    routers = (_ROUTER,)
     may_choose = PASSED_ON
 
     def __init__(
@@ -79,7 +77,7 @@ class ProxyService(ModelService):
     @property
     def description(self) -> dict[str, Any]:
         """Return what requests may ask for; the length of the model is not known."""
-        can = {"chat": True, "turns": True, "completions": False, "logprobs": False, "gain": False}
+        can = {"chat": True, "turns": True, "completions": False}
         limit = self.options.limits.new_tokens
         return {"max_model_len": None, "most_new_tokens": limit, "passes_on": True, "can": can}
 
@@ -123,7 +121,7 @@ def _without_effect(name: str, value: str = "") -> errors.RequestError:
     return errors.RequestError(message, param=f"ralm.{name}")
 
 
-@router.api_route("/v1/{path:path}", methods=["GET", "POST", "DELETE", "PUT", "PATCH"], include_in_schema=False)
+@_ROUTER.api_route("/v1/{path:path}", methods=["GET", "POST", "DELETE", "PUT", "PATCH"], include_in_schema=False)
 async def pass_on(request: Request, path: str) -> Response:
     """Answer with what the server of the model answers; the bodies of some routes get passages."""
     if ".." in path.split("/"):
@@ -335,7 +333,7 @@ class _Stream:
 
     async def events(self, deadline: float) -> AsyncIterator[bytes]:
         """Yield the events; after an error one that says so."""
-        parts, buffer = aiter(self._answer.parts()), _EventBuffer()
+        parts, buffer = aiter(self._answer.parts()), jobs.EventBuffer()
         try:
             while True:
                 async with jobs.until(deadline):
@@ -367,36 +365,6 @@ class _Stream:
         self._usage = counted if counted.get("usage") else self._usage
         changed = None if self._sources is None else await self._sources.event(value)
         return event if changed is None else head + b"data: " + _json(changed) + b"\n\n"
-
-
-class _EventBuffer:
-    """The beginning of an event that has not come whole."""
-
-    def __init__(self) -> None:
-        self._held = bytearray()
-
-    @property
-    def rest(self) -> bytes:
-        """What came after the last whole event."""
-        return bytes(self._held)
-
-    def add(self, part: bytes) -> list[bytes]:
-        """Return the events that a part makes whole; ServerError if one is too long."""
-        begin = max(0, len(self._held) - 3)  # an end may have begun in the part before
-        self._held += part
-        events = []
-        while (end := self._end(begin)) is not None:
-            events.append(bytes(self._held[:end]))
-            del self._held[:end]
-            begin = 0
-        if len(self._held) > _MAX_EVENT:
-            raise ServerError(f"the server of the model sent an event of more than {_MAX_EVENT:,} bytes.", 200)
-        return events
-
-    def _end(self, begin: int) -> int | None:
-        """Return where the first event ends that does not end before `begin`."""
-        places = [(self._held.find(end, begin), len(end)) for end in _ENDS_OF_EVENTS]
-        return min((place + size for place, size in places if place >= 0), default=None)
 
 
 def _json(value: RequestBody) -> bytes:
