@@ -47,17 +47,9 @@ COMMANDS = {
     "dense": ("index corpus.jsonl --retriever dense --encoder bert", "--words 9", "--words 10"),
     "run": (f"eval text.txt --lm lm --index index --baseline {LENGTHS}", "--stride 8", "--stride 4"),
     "signals": (f"signals corpus.jsonl --index index --lm lm --examples 30 {SHORT}", "--seed 1", "--seed 2"),
-    "sweep": (
-        f"eval text.txt --lm lm --index index {LENGTHS}",
-        "--over stride=8,16",
-        "--over stride=4,8",
-    ),
+    "sweep": (f"eval text.txt --lm lm --index index {LENGTHS}", "--over stride=8,16", "--over stride=4,8"),
     "retriever": (f"train retriever signals --index taught {QUICK}", "--seed 1", "--seed 2"),
-    "reranker": (
-        f"train reranker signals --index taught --init bert {PAIRS} {QUICK}",
-        "--seed 1",
-        "--seed 2",
-    ),
+    "reranker": (f"train reranker signals --index taught --init bert {PAIRS} {QUICK}", "--seed 1", "--seed 2"),
 }
 """Each command, what makes an older result of it, and what makes the one that is killed."""
 

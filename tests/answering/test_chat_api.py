@@ -58,7 +58,6 @@ def test_what_is_named_is_sent(upstream: ChatUpstream) -> None:
         (("--reader", "ensemble:documents=2"), "leave out --reader ensemble and --rerank"),
         (("--max-length", 64), "has no effect on a chat API, whose tokens are not counted"),
         (("--lm-args", "tokenizer=gpt2"), "--lm-args tokenizer=gpt2 has no effect on a chat API"),
-        (("--lm-args", "dtype=float16"), "--lm-args dtype=float16 has no effect on a chat API"),
     ],
 )
 def test_what_has_no_effect_is_rejected(

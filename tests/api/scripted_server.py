@@ -155,11 +155,7 @@ class ScriptedServer(HttpServer):
 
     def _answer(self, request: Request, fault: Fault) -> Reply:
         call = Call(
-            number=request.number,
-            body=request.body,
-            backing=fault.backing(self.backing),
-            fault=fault,
-            model=self.model,
+            number=request.number, body=request.body, backing=fault.backing(self.backing), fault=fault, model=self.model
         )
         try:
             if self.key not in (None, request.key):

@@ -29,17 +29,7 @@ from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.records import Request
 from tests.api.backings import OfTable
 from tests.api.dialects import Dialect, OpenAI
-from tests.api.served import (
-    EXACT,
-    PASSAGES,
-    SOURCE,
-    VOCABULARY,
-    behind,
-    check_tokens,
-    served,
-    tiny,
-    tokens_of,
-)
+from tests.api.served import EXACT, PASSAGES, SOURCE, VOCABULARY, behind, check_tokens, served, tiny, tokens_of
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
 EXACT_AND_BIAS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False)}

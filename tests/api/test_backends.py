@@ -13,14 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.errors import RalmError, ServerError
-from ralm.lm.api.answers import (
-    END,
-    Prediction,
-    ServerTokenNames,
-    build_prediction,
-    parse_log_prob,
-    parse_log_probs,
-)
+from ralm.lm.api.answers import END, Prediction, ServerTokenNames, build_prediction, parse_log_prob, parse_log_probs
 from ralm.lm.api.backends import Backend
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint

@@ -52,11 +52,7 @@ from tests.api.writing import Json
 from tests.campaign import sampled
 
 TABLE = OfTable(seed=3, vocabulary=VOCABULARY)
-SERVERS: dict[str, Dialect] = {
-    **EXACT,
-    "bias": OpenAI(echoes=False),
-    "llama-cpp-python": LlamaCppPython(),
-}
+SERVERS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False), "llama-cpp-python": LlamaCppPython()}
 
 
 def asked_how(model: ApiModel) -> tuple[str, int, bool, str, int]:

@@ -157,15 +157,6 @@ def test_retrieval_has_no_documents_that_must_fit(work: Path, model: Path, tmp_p
     failed(ralm(*common, "--windows", "blocked", "--block", 6, "--out", tmp_path / "no"), 2, "multiple of --stride 4")
 
 
-def test_a_question_weighs_its_passages(work: Path, model: Path) -> None:
-    parts = ["--lm", model, "--index", work / "index", "--reader", "ensemble", "--documents", 2, "--json"]
-    plain = printed("ask", PROMPT, *parts)
-    same, other = (printed("ask", PROMPT, *parts, "--mixer", f"posterior:eta={eta}") for eta in (0, 50))
-    shares, of_same, of_other = ([one["share"] for one in found["sources"]] for found in (plain, same, other))
-    assert of_same == pytest.approx(shares, abs=1e-5)
-    assert of_other != pytest.approx(shares, abs=1e-2)
-
-
 def test_an_answer_whose_passages_have_no_shares(work: Path, model: Path) -> None:
     parts = ["--lm", model, "--index", work / "index", "--reader", "ensemble", "--documents", 2, "--mixer", "contrast"]
     answered = done("ask", PROMPT, *parts).out
@@ -204,18 +195,6 @@ def test_generate_from_an_ensemble(generate: list[object]) -> None:
     assert shown.startswith(visible(PROMPT + result["spans"][0]["text"]))
     assert re.search(r"<- .*\(passage \d+\) \d+%, ", shown)
     assert printed(*command, 1) == printed(*generate, PROMPT)
-
-
-def test_generate_with_what_a_reranker_chose_and_with_joined_passages(model: Path, generate: list[object]) -> None:
-    command = [*generate, PROMPT]
-    first = printed(*command)["tokens"][0]
-    for options in (["--rerank", "random:candidates=3,seed=5"], ["--rerank", "zero-shot"]):
-        assert all(len(token["passages"]) == 1 for token in printed(*command, *options)["tokens"])
-    joined = printed(*command, "--reader", "concatenation", "--documents", "2")["tokens"][0]
-    assert joined["log_prob"] != first["log_prob"]
-    assert joined["passages"] == first["passages"], "credited to the first"
-    failed(ralm(*command, "--rerank", "oracle"), 2, "the reranker Oracle looks at the text to be predicted")
-    failed(ralm("generate", "a", "--lm", model, "--rerank", "random"), 2, "--rerank read passages: give --index")
 
 
 def test_generate_after_many_prompts(generate: list[object], tmp_path: Path) -> None:

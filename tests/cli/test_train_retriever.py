@@ -144,10 +144,7 @@ def test_scores_are_means_of_tokens(on_text: Path, tiny_folders: dict[str, Path]
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        (["--init", "bert"], "--init has no effect without SIGNALS"),
-        (["--document-tokens", 60], "do not fit together"),
-    ],
+    [(["--init", "bert"], "--init has no effect without SIGNALS"), (["--document-tokens", 60], "do not fit together")],
 )
 def test_bad_input(
     on_text: Path, tiny_folders: dict[str, Path], tmp_path: Path, options: list[object], said: str

@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.corpus.decontamination import (
-    BY_OVERLAP,
-    BY_TITLE,
-    Decontamination,
-    Removals,
-    normal_title,
-    read_titles,
-)
+from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals, normal_title, read_titles
 from ralm.corpus.sources import read_documents
 from ralm.corpus.splitting import Splitting, make_passages
 from ralm.errors import CorpusError, UsageError
@@ -211,10 +204,7 @@ def test_passages_are_left_out_counted_and_listed() -> None:
         (3, "3", "z q"),
     ]
     assert (removals.count(BY_TITLE), removals.count(BY_OVERLAP)) == (3, 2)
-    assert removals.counts() == {
-        BY_TITLE: {"documents": 1, "passages": 3},
-        BY_OVERLAP: {"documents": 2, "passages": 2},
-    }
+    assert removals.counts() == {BY_TITLE: {"documents": 1, "passages": 3}, BY_OVERLAP: {"documents": 2, "passages": 2}}
     assert removals.listed() == [
         {"reason": BY_TITLE, "title": '"Forbidden"', "document_id": "", "passages": 3},
         {"reason": BY_OVERLAP, "title": "", "document_id": "3", "passages": 1},

@@ -113,10 +113,7 @@ def test_tables_as_excel_writes_them(content: str, encoding: str, tmp_path: Path
         warnings.simplefilter("always")
         documents = read(tmp_path / "x.csv", text="Inhalt")
     assert [" ".join(document.text.split()) for document in documents] == ROWS
-    assert [document.metadata for document in documents] == [
-        {"Nr": "1", "Preis": "3,5"},
-        {"Nr": "2", "Preis": "4,0"},
-    ]
+    assert [document.metadata for document in documents] == [{"Nr": "1", "Preis": "3,5"}, {"Nr": "2", "Preis": "4,0"}]
     says = [
         f"{tmp_path}/x.csv is not UTF-8 and is read as cp1252 (Windows-1252); name its `encoding` if it is another."
     ]

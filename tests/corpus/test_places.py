@@ -53,11 +53,7 @@ def test_records_of_a_single_file(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "origin"),
-    [
-        (Fields(), "x.jsonl:1"),
-        (Fields(metadata=("url",)), "x.jsonl:1"),
-        (Fields(metadata=()), None),
-    ],
+    [(Fields(), "x.jsonl:1"), (Fields(metadata=("url",)), "x.jsonl:1"), (Fields(metadata=()), None)],
 )
 def test_fields_that_are_kept(fields: Fields, origin: str | None, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": "x", "text": "text", "url": "u"}')

@@ -210,10 +210,7 @@ def test_writing_takes_the_same_memory_however_many_there_are(tmp_path: Path) ->
     data=st.data(),
 )
 def test_joined_passages_are_those_that_are_written_at_once(
-    tmp_path_factory: pytest.TempPathFactory,
-    parts: list[list[tuple[int, int]]],
-    rows: int,
-    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory, parts: list[list[tuple[int, int]]], rows: int, data: st.DataObject
 ) -> None:
     """In any order, with batches of so many rows; documents are runs of passages with one id."""
     folder = tmp_path_factory.mktemp("joined")

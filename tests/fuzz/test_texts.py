@@ -162,15 +162,7 @@ def test_odd_texts_are_scored_or_refused(model: LocalLanguageModel, index: Path,
         parts = Parts(reader=reader, reranker=reranker)
         limit = chance.choice([None, 2, 7, 30])
         try:
-            evaluation = evaluate_text(
-                text,
-                model,
-                plan,
-                source=source,
-                parts=parts,
-                limit_tokens=limit,
-                baseline=True,
-            )
+            evaluation = evaluate_text(text, model, plan, source=source, parts=parts, limit_tokens=limit, baseline=True)
         except RalmError:
             continue
         scored += 1

@@ -24,14 +24,7 @@ from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, Request
 from tests.campaign import sampled
-from tests.every_family import (
-    FAMILIES,
-    FROM_STATE,
-    LOOK_AHEAD,
-    READ_WHOLE,
-    SAMPLE,
-    tiny_family_model,
-)
+from tests.every_family import FAMILIES, FROM_STATE, LOOK_AHEAD, READ_WHOLE, SAMPLE, tiny_family_model
 from tests.fakes import passages_of
 from tests.reading.loops import plain_generation, written
 from tests.tiny_models import byte_tokenizer

@@ -72,12 +72,7 @@ def plain_loop() -> list[float]:
 
 @pytest.mark.parametrize(
     "parts",
-    [
-        IN_CONTEXT,
-        Parts(reranker=ZeroShot(candidates=3)),
-        Parts(reranker=Oracle()),
-        Parts(reader=Ensemble(documents=2)),
-    ],
+    [IN_CONTEXT, Parts(reranker=ZeroShot(candidates=3)), Parts(reranker=Oracle()), Parts(reader=Ensemble(documents=2))],
     ids=["in-context", "zero-shot", "oracle", "ensemble"],
 )
 def test_every_way_of_reading_takes_a_model_that_only_scores(parts: Parts) -> None:

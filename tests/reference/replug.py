@@ -38,9 +38,7 @@ def windows(tokens: Sequence[int], end_token: int, context_len: int, pred_len: i
 
 
 def log_probs(
-    model: torch.nn.Module,
-    made: Sequence[Window],
-    documents: Callable[[int], Sequence[tuple[Sequence[int], float]]],
+    model: torch.nn.Module, made: Sequence[Window], documents: Callable[[int], Sequence[tuple[Sequence[int], float]]]
 ) -> list[float]:
     """The log-probability of every token; `documents(i)` are window i's as token ids with their similarities."""
     result = []

@@ -68,13 +68,7 @@ def some_index(folder: Path) -> BM25:
     return indexed(folder, pieces(words(0, 6000, 500)))
 
 
-def streamed(
-    bm25: BM25,
-    queries: Sequence[str],
-    k: int,
-    partition: int = 1024,
-    at_a_time: int = 256,
-) -> Hits:
+def streamed(bm25: BM25, queries: Sequence[str], k: int, partition: int = 1024, at_a_time: int = 256) -> Hits:
     """What one stream finds, and lookups as well, with the layout of common words and without."""
     terms = [bm25.terms(query.split()) for query in queries]
     found = found_by(Stream(bm25.collection, k, partition), bm25._batch(terms, k), at_a_time)

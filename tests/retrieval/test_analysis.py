@@ -14,13 +14,7 @@ from hypothesis import given, settings, strategies as st
 from ralm.errors import FolderError, UsageError
 from ralm.records import Passage
 from ralm.retrieval import analysis
-from ralm.retrieval.analysis import (
-    ENGLISH,
-    Analyser,
-    analysers,
-    analysis_as_recorded,
-    analysis_by_name,
-)
+from ralm.retrieval.analysis import ENGLISH, Analyser, analysers, analysis_as_recorded, analysis_by_name
 from ralm.retrieval.analysis.analysers import lower_case, words
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
@@ -379,8 +373,7 @@ def built_with_another_library(path: Path, monkeypatch: pytest.MonkeyPatch, stem
 
 
 @pytest.mark.parametrize(
-    ("other_stems", "word"),
-    [({"schläft": "schl"}, "schläft"), ({"fluss": "dach", "dach": "fluss"}, "Fluss")],
+    ("other_stems", "word"), [({"schläft": "schl"}, "schläft"), ({"fluss": "dach", "dach": "fluss"}, "Fluss")]
 )
 def test_another_stemming_library_with_other_stems_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_stems: dict[str, str], word: str

@@ -227,8 +227,7 @@ def test_nothing_to_encode(tmp_path: Path, texts: list[str], message: str) -> No
 
 
 @pytest.mark.parametrize(
-    "string",
-    "Flat SQfp16 SQ8 IVF4,Flat IVF4,PQ2x4 PQ2x4 HNSW4 HNSW4,SQ8 PCA4,Flat IVF4,Flat,RFlat".split(),
+    "string", "Flat SQfp16 SQ8 IVF4,Flat IVF4,PQ2x4 PQ2x4 HNSW4 HNSW4,SQ8 PCA4,Flat IVF4,Flat,RFlat".split()
 )
 def test_forbidden_passages_are_passed_over(tmp_path: Path, string: str) -> None:
     """The best of the others, as the whole ranking has them, and k of them where there are so many."""

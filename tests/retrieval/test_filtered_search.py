@@ -121,11 +121,7 @@ METADATA: Final = st.fixed_dictionaries(
     },
 )
 TEXT: Final = st.lists(st.sampled_from(WORDS), min_size=1, max_size=7).map(" ".join)
-DOCUMENT: Final = st.tuples(
-    METADATA,
-    st.sampled_from(["", "A", "B c"]),
-    st.lists(TEXT, min_size=1, max_size=4),
-)
+DOCUMENT: Final = st.tuples(METADATA, st.sampled_from(["", "A", "B c"]), st.lists(TEXT, min_size=1, max_size=4))
 NUMBERED: Final = st.sampled_from(["year", "any", "author.age"])
 NAMED: Final = st.sampled_from(["lang", "any", "author.name", "author.age", "title", "id"])
 TEXTS: Final = st.sampled_from(["en", "de", "", "é", "Ada", "A", "B c", "d1", "d3", "x" * 600, "x", "it's \\"])

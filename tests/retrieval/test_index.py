@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.errors import (
-    CorpusError,
-    DamagedFolderError,
-    FolderError,
-    StorageError,
-    UsageError,
-)
+from ralm.errors import CorpusError, DamagedFolderError, FolderError, StorageError, UsageError
 from ralm.records import Passage
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.build import build_index

@@ -47,12 +47,7 @@ BY_HAND: dict[str, Callable[[ralm.Index], Retriever]] = {
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize("forbids", [False, True])
 def test_by_options_as_by_hand(
-    index: Path,
-    tmp_path: Path,
-    letters: None,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    forbids: bool,
+    index: Path, tmp_path: Path, letters: None, caplog: pytest.LogCaptureFixture, name: str, forbids: bool
 ) -> None:
     caplog.set_level(logging.INFO, "ralm")
     opened = ralm.open_index(index)

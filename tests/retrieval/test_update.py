@@ -17,12 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ralm.errors import (
-    CorpusError,
-    FolderError,
-    FolderExistsError,
-    UsageError,
-)
+from ralm.errors import CorpusError, FolderError, FolderExistsError, UsageError
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.analysis import Analysis
 from ralm.retrieval.build import build_index
@@ -122,8 +117,7 @@ class Updates(RuleBasedStateMachine):
 def test_any_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Updates, "root", str(tmp_path))
     run_state_machine_as_test(
-        Updates,
-        settings=settings(max_examples=15, stateful_step_count=8, suppress_health_check=[*HealthCheck]),
+        Updates, settings=settings(max_examples=15, stateful_step_count=8, suppress_health_check=[*HealthCheck])
     )
 
 

@@ -76,12 +76,7 @@ def test_every_point_is_what_an_evaluation_gives_for_it(points: list[tuple[str, 
     assert list(made.evaluations) == [value for value, _ in points]
     for (value, one), row in zip(points, made.rows(), strict=True):
         alone = evaluate_text(
-            TEXT,
-            CountingModel(WordTokenizer()),
-            one.plan,
-            source=one.source,
-            parts=one.parts,
-            baseline=True,
+            TEXT, CountingModel(WordTokenizer()), one.plan, source=one.source, parts=one.parts, baseline=True
         )
         assert alone.baseline is not None
         found = made.evaluations[value]

@@ -114,11 +114,7 @@ def event(choice: dict[str, Any]) -> bytes:
 
 @contextmanager
 def passing_on(
-    index: Path | None,
-    seconds: float = 0.0,
-    key: str | None = None,
-    audit: AuditLog | None = None,
-    **options: Any,
+    index: Path | None, seconds: float = 0.0, key: str | None = None, audit: AuditLog | None = None, **options: Any
 ) -> Iterator[tuple[ChatUpstream, str]]:
     """A chat API, and the address of a server in front of it with an index; `key` is the API's."""
     upstream = ChatUpstream(seconds)

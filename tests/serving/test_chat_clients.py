@@ -32,13 +32,7 @@ ASKS_FOR_A_CALL = {"messages": ONE, "tools": TOOLS, "tool_choice": "auto"}
 RECORDED: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "curl 7.88.1": ({"User-Agent": "curl/7.88.1", "Accept": "*/*"}, {"messages": ONE, "stream": True}),
     "LiteLLM 1.110.2, stream": (OPENAI, {"messages": TURNS, "stream": True, "stream_options": USAGE}),
-    "LiteLLM 1.110.2, tools": (OPENAI, ASKS_FOR_A_CALL),
     "LlamaIndex OpenAILike 0.8.1, stream": (OPENAI, {"stream": True, "messages": TURNS, "temperature": 0.1}),
-    "LlamaIndex OpenAILike 0.8.1, tools": (
-        OPENAI,
-        {"stream": False, **ASKS_FOR_A_CALL, "parallel_tool_calls": False, "temperature": 0.1},
-    ),
-    "Open WebUI 0.12.4, its page": (AIOHTTP, {"stream": True, "messages": TURNS, "tools": TOOLS}),
     "Open WebUI 0.12.4, usage": (AIOHTTP, {"stream": True, "messages": ONE, "stream_options": USAGE}),
     "Open WebUI 0.12.4, title": (AIOHTTP, {"messages": TITLE, "stream": False, "max_tokens": 50}),
 }
@@ -65,7 +59,7 @@ def answer_to(name: str, root: str, **changes: Any) -> tuple[list[Any], httpx.Re
     return [*pieces, events[-1].get("usage")], response
 
 
-@pytest.mark.parametrize("name", [name for name in RECORDED if "tools" not in RECORDED[name][1]])
+@pytest.mark.parametrize("name", RECORDED)
 def test_a_local_model_answers_recorded_requests(name: str, local_url: str) -> None:
     greedy = {"model": "tiny-chat", "temperature": 0, "max_tokens": 8}
     pieces, _ = answer_to(name, local_url, **greedy)

@@ -21,15 +21,13 @@ from ralm.answering.prompts import Conversation
 from ralm.errors import InputError, UsageError
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import Reranker, WritingModel
+from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import PosteriorWeights, UniformWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
-from ralm.reranking.random import RandomChoice
-from ralm.reranking.zero_shot import ZeroShot
 from ralm.serving.local import LocalService
 from ralm.serving.options import ServeOptions
 from ralm.serving.text_sources import text_key
@@ -163,21 +161,6 @@ def test_the_answer_is_that_of_the_library(
     assert {one["passage"] for one in found.model_extra["search_results"]} == {
         one["passage"] for one in told["passages"]
     }
-
-
-def test_passages_may_be_chosen_by_a_reranker(client: openai.OpenAI, model: WritingModel, index: Path) -> None:
-    source = FromRetriever.of_index(index)
-    read = set()
-    rerankers: dict[str, Reranker] = {"zero-shot": ZeroShot(candidates=3), "random": RandomChoice(candidates=3)}
-    for method, reranker in rerankers.items():
-        options, parts = AnswerOptions(stop=(), new_tokens=24), Parts(reranker=reranker)
-        answerer = Answerer(model, open_prompt("chat"), source, parts=parts, options=options)
-        for said in CONVERSATIONS:
-            [expected] = answerer.answers([Conversation(messages_of(said))])
-            found = asked(client, said, extra_body={"ralm": {"rerank": f"{method}:candidates=3"}})
-            assert found.choices[0].message.content == expected.answer.text
-            read.add(expected.sources[0].passage.number)
-    assert len(read) > 1
 
 
 @pytest.mark.parametrize(("chosen", "parts"), READERS)
@@ -428,17 +411,6 @@ def test_prompts_that_are_none_of_chats(model: WritingModel) -> None:
         LocalService(model, ServeOptions(prompt="absent"))
 
 
-def test_a_model_that_gives_text_alone(index: Path) -> None:
-    tokenizer = WordTokenizer()
-    tokenizer.encode("Question: Answer: Knowledge: The whales sing in the sea. Who sings by the sea?")
-    model = CountingModel(tokenizer, tier="text", name="words", max_length=400)
-    service = LocalService(model, ServeOptions(prompt="replug"), folders={"texts": index})
-    body: dict[str, Any] = {"model": "words", "max_tokens": 2, "temperature": 0}
-    said = [{"role": "user", "content": "Who sings by the sea?"}]
-    with serving(service) as url:
-        for more, told in (
-            ({"logprobs": True}, "the model words returns no log-probabilities: leave out `logprobs`."),
-            ({"ralm": {"gain": True}}, "does not return the log-probabilities of given texts"),
-            ({"ralm": {"reader": "ensemble", "documents": 2}}, "gives text alone"),
-        ):
-            assert told in refused(url, said, **body, **more)["message"]
+def test_a_model_that_gives_text_alone_is_not_served() -> None:
+    with pytest.raises(UsageError, match="words does not return the log-probabilities of all next tokens"):
+        LocalService(CountingModel(WordTokenizer(), tier="text", name="words", max_length=400))

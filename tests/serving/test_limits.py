@@ -153,10 +153,8 @@ def test_the_operator_says_what_requests_may_choose(index: Path) -> None:
     with serving(LocalService(tiny(), ServeOptions(allow=("stride",)), folders={"few": index})) as url:
         assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == [MODEL]
         unknown = httpx.post(f"{url}/v1/completions", json={**body, "model": f"{MODEL}:plain"})
-        assert unknown.status_code == 404
-        assert (
-            unknown.json()["error"]["message"] == f"the model '{MODEL}:plain' is not served; the models are: {MODEL}."
-        )
+        told = f"the model '{MODEL}:plain' is not served; the models are: {MODEL}."
+        assert (unknown.status_code, unknown.json()["error"]["message"]) == (404, told)
 
 
 def test_without_the_key_nothing_is_told(index: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -88,11 +88,7 @@ def test_wrong_calls_are_sentences_that_a_model_can_read(asked: Callable[[Any], 
             ("search", {"query": "a", "k": 0}, "`k` must be from 1 to 100."),
             ("search", {"q": "a"}, "`query` is missing."),
             ("search", {"query": "a", "top": 2}, "`top` is not a field of this request"),
-            (
-                "search",
-                {"query": "a", "index": "none"},
-                "`index` 'none' is not served; the indexes are: few, more.",
-            ),
+            ("search", {"query": "a", "index": "none"}, "`index` 'none' is not served; the indexes are: few, more."),
             ("search", {"query": "a" * 300_000}, "`query` has 300,000 bytes, and the limit is 262,144"),
             ("search", {"query": "a", "filters": "1 + " * 9_000 + "1"}, "`filters` has 36,001 bytes"),
             *(

@@ -181,9 +181,8 @@ def test_sources_stand_behind_the_text_if_asked(index: Path, url: str) -> None:
 
 def test_errors_come_back_with_their_status(upstream: ChatUpstream, client: openai.OpenAI, url: str) -> None:
     limited = {"error": {"message": "slow down", "type": "rate_limit", "param": None, "code": "rate"}}
-    upstream.instead = Reply(
-        limited, 429, {"Retry-After": "7", "X-RateLimit-Remaining-Requests": "0", "Set-Cookie": "a"}
-    )
+    headers = {"Retry-After": "7", "X-RateLimit-Remaining-Requests": "0", "Set-Cookie": "a"}
+    upstream.instead = Reply(limited, 429, headers)
     for stream in (False, True):
         answer = posted(url, {"messages": ASKED, "stream": stream})
         assert (answer.status_code, answer.json()) == (429, limited)

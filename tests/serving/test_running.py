@@ -153,11 +153,7 @@ LM = f"--lm {MODEL}"
         (LM, "stride = 2", "--stride has no effect without --lm and --index."),
         (f"{LM} --documents 2", "", "--documents has no effect"),
         ("--demo --index x", "", "--demo serves its own index: leave out --index."),
-        (
-            f"{LM} --host 0.0.0.0",
-            "",
-            "other computers can reach --host 0.0.0.0: put a key for clients",
-        ),
+        (f"{LM} --host 0.0.0.0", "", "other computers can reach --host 0.0.0.0: put a key for clients"),
         (f"{LM} --allow paths", "", "--allow must be one of index, retriever, query"),
         (f"{LM} --port 70000", "", "--port must be at most 65,535"),
         (f"{LM} --index none", "", "none is not a ralm index"),
@@ -183,13 +179,6 @@ def test_what_cannot_be_served_is_one_sentence(
     assert said in answer.err
     assert answer.err.startswith("ralm: ")
     assert answer.err.count("\n") == 1
-
-
-def test_a_setting_of_another_kind(tmp_path: Path) -> None:
-    (tmp_path / "settings.toml").write_text("port = 'many'")
-    answer = ralm("serve", "--lm", MODEL, "--settings", tmp_path / "settings.toml")
-    assert answer.status == 2
-    assert "sets port to 'many'" in answer.err
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "a\nb", "a\0b", "no.such.invalid", "\u00e9" * 70])

@@ -11,14 +11,7 @@ from pydantic import JsonValue
 
 from ralm.storage.manifest import write_manifest
 from ralm.training.examples import EXAMPLE_SCHEMA
-from ralm.training.signals import (
-    CANDIDATE_SCHEMA,
-    CANDIDATES,
-    EXAMPLES,
-    SIGNALS_KIND,
-    Signals,
-    open_signals,
-)
+from ralm.training.signals import CANDIDATE_SCHEMA, CANDIDATES, EXAMPLES, SIGNALS_KIND, Signals, open_signals
 
 
 def save_zipf_corpus(file: Path) -> None:

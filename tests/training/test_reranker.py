@@ -28,13 +28,7 @@ from tests.training.made_signals import save_signals
 EXAMPLES = 60
 READING = RerankerOptions(tokens=12, max_length=32, pairs=16)
 OPTIONS = TrainingOptions(
-    steps=24,
-    batch=8,
-    learning_rate=6e-3,
-    evaluate_every=8,
-    patience=100,
-    held_out=0.2,
-    dropout=False,
+    steps=24, batch=8, learning_rate=6e-3, evaluate_every=8, patience=100, held_out=0.2, dropout=False
 )
 
 

@@ -70,12 +70,7 @@ def test_a_language_model_says_what_counts_beside_its_score(folder: Path) -> Non
     assert ralm(*train, "--out", "without", "--no-rank-prior", "--json").status == 0
     assert json.loads((folder / "without" / "config.json").read_text())["ralm"]["rank_weight"] == 0
     trained = TrainedReranker(
-        out=Path("r"),
-        steps=2,
-        best_step=1,
-        rank_weight=0.4,
-        losses=[{"step": 1, "held_out_loss": None}],
-        held_out=None,
+        out=Path("r"), steps=2, best_step=1, rank_weight=0.4, losses=[{"step": 1, "held_out_loss": None}], held_out=None
     )
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_reranker(trained)

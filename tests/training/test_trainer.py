@@ -73,11 +73,7 @@ class Line(ExampleLoss):
 
 
 def trained(
-    out: Path,
-    options: TrainingOptions = OPTIONS,
-    force: bool = False,
-    held_out_E: IntArray = HELD_OUT_E,
-    **line: Any,
+    out: Path, options: TrainingOptions = OPTIONS, force: bool = False, held_out_E: IntArray = HELD_OUT_E, **line: Any
 ) -> tuple[Line, Trained]:
     with own_randomness(options.seed):
         student = Line(**line)
@@ -277,8 +273,7 @@ def test_a_disk_that_is_full_while_torch_writes_is_one_sentence(
     with monkeypatch.context() as patched:
         patched.setattr("torch.save", fail)
         with pytest.raises(
-            StorageError,
-            match=r"a checkpoint in .* cannot be written \(PytorchStreamWriter failed .*\): free",
+            StorageError, match=r"a checkpoint in .* cannot be written \(PytorchStreamWriter failed .*\): free"
         ):
             trained(tmp_path / "out")
     same_weights_as_undisturbed(tmp_path)

@@ -26,11 +26,7 @@ class SGLang(OpenAI):
     """SGLang's server."""
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
-        return {
-            **super().routes(),
-            ("GET", "/get_model_info"): self.info,
-            ("POST", "/generate"): self.generate,
-        }
+        return {**super().routes(), ("GET", "/get_model_info"): self.info, ("POST", "/generate"): self.generate}
 
     def info(self, call: Call) -> Json:
         return {

@@ -56,10 +56,7 @@ class VLLM(OpenAI):
         return written.new
 
     def choice(self, call: Call, index: int, prompt: list[int], written: Written) -> Json:
-        return {
-            **super().choice(call, index, prompt, written),
-            "prompt_logprobs": self.prompt_logprobs(call, written),
-        }
+        return {**super().choice(call, index, prompt, written), "prompt_logprobs": self.prompt_logprobs(call, written)}
 
     def prompt_logprobs(self, call: Call, written: Written) -> list[Json | None] | None:
         count = call.body.get("prompt_logprobs")
