@@ -85,7 +85,7 @@ async def main() -> None:
     parser.add_argument("--index")
     index = parser.parse_args().index
     upstream = await asyncio.start_server(answer, "127.0.0.1", 0)
-    command = f"-m ralm serve --lm http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}#m --proxy --port 0".split()
+    command = f"-m ralm serve --lm http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}#m --port 0".split()
     command += ["--limits", f"requests_at_once={CLIENTS}"]
     command += ["--index", index, "--reader", "concatenation", "--documents", "4"] if index else []
     server = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
