@@ -25,8 +25,8 @@ from ralm.corpus.splitting import make_passages
 from ralm.protocols import Retriever
 from ralm.records import FloatArray, Hits, Passage
 from ralm.retrieval.build import build_index
+from ralm.retrieval.dense.build import new_faiss_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.kinds import new_faiss_index
 from ralm.retrieval.dense.options import EncoderDtype, EncoderOptions
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import open_index

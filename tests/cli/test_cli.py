@@ -311,18 +311,6 @@ def test_a_run_that_was_stopped_says_that_it_is_resumed(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_concatenation(evaluate: list[object]) -> None:
-    joined = [*evaluate, "--reader", "concatenation"]
-    expected = {"reader": "concatenation", "documents": 2, "cut_together": False, "order": "best-first"}
-    assert printed(*joined)["config"]["reader"] == expected
-    done(*evaluate, "--reader", "concatenation:documents=3,cut_together=true")  # together they are 24 tokens
-    assert printed(*joined, "--documents", 1)["nll"] == printed(*evaluate)["nll"]
-    assert printed(*evaluate, "--reader", "concatenation:order=best-last")["nll"] != printed(*joined)["nll"]
-    assert printed(*evaluate, "--documents", 2)["nll"] == printed(*joined)["nll"], "several without a reader"
-    failed(ralm(*joined, "--cut-together"), 2, "No such option")
-    failed(ralm(*joined, "--documents", 3), 2, "--documents 3 of --document-tokens 24 and --stride 4 do not fit")
-
-
 def test_the_special_tokens_that_stand_first(evaluate: list[object], generate: list[object]) -> None:
     shown = {bos: printed(*evaluate, "--bos", bos) for bos in ("auto", "always", "never")}
     assert [shown[bos]["config"]["plan"]["bos"] for bos in shown] == ["auto", "always", "never"]

@@ -157,6 +157,9 @@ def test_a_moved_file_is_opened_again(tmp_path: Path) -> None:
         old = log.rename(tmp_path / "audit.jsonl.1")
         asked(url, model="table-1", prompt="abc", max_tokens=1)
         lines_of(log, 1)
+        tmp_path.rename(moved := tmp_path.with_name("moved"))
+        assert asked(url, model="table-1", prompt="abc", max_tokens=1).status_code == 200
+        moved.rename(tmp_path)
     assert len(lines_of(old, 1)) == 1
     assert (log.stat().st_mode & 0o777, old.stat().st_mode & 0o777) == (0o600, 0o600)
 

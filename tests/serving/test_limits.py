@@ -278,6 +278,7 @@ def test_figures_for_prometheus(client: httpx.Client) -> None:
     assert 'ralm_requests_total{route="/v1/completions",status="200"}' in text
     assert 'ralm_requests_total{route="none",status="404"}' in text
     assert 'ralm_tokens_total{kind="written"}' in text
+    assert all(f"\nralm_passage_cache_{name} " in text for name in ("found", "read", "held"))
     figures = dict(line.split() for line in text.splitlines() if line.startswith(("ralm_batch_", "ralm_search_")))
     assert float(figures["ralm_batch_steps"]) >= 3
     assert float(figures["ralm_batch_texts"]) >= float(figures["ralm_batch_steps"])

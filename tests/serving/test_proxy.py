@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import httpx
 import openai
 import pytest
 
-from ralm.serving.jobs import EventBuffer
+from ralm.serving.jobs import EventBuffer, Workers
+from ralm.serving.middleware import Metrics
 from tests.api.writing import Reply
 from tests.serving.chat_upstream import CALL, EVENTS, NAME, USAGE, WORDS, ChatUpstream, event, passing_on
 from tests.serving.served import events_of
@@ -181,13 +183,18 @@ def test_sources_stand_behind_the_text_if_asked(index: Path, url: str) -> None:
 
 def test_errors_come_back_with_their_status(upstream: ChatUpstream, client: openai.OpenAI, url: str) -> None:
     limited = {"error": {"message": "slow down", "type": "rate_limit", "param": None, "code": "rate"}}
-    headers = {"Retry-After": "7", "X-RateLimit-Remaining-Requests": "0", "Set-Cookie": "a"}
+    headers = {
+        "Retry-After": "7",
+        "X-RateLimit-Remaining-Requests": "0",
+        "Set-Cookie": "a",
+        "X-Request-Id": "sk-upstream",
+    }
     upstream.instead = Reply(limited, 429, headers)
     for stream in (False, True):
         answer = posted(url, {"messages": ASKED, "stream": stream})
         assert (answer.status_code, answer.json()) == (429, limited)
         assert (answer.headers["retry-after"], answer.headers["x-ratelimit-remaining-requests"]) == ("7", "0")
-        assert "set-cookie" not in answer.headers
+        assert ("set-cookie" in answer.headers, answer.headers["x-request-id"]) == (False, "[key]")
     with pytest.raises(openai.RateLimitError, match="slow down"):
         client.chat.completions.create(model=NAME, messages=ASKED)
     upstream.instead = Reply({"error": {"message": "wrong key: sk-upstream"}}, 401)
@@ -259,7 +266,9 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"ralm": {"document": 3}}, 400, "`ralm.document` is not a field of this request; the nearest is `documents`."),
     ({"ralm": {"index": "none"}}, 400, "`index` 'none' is not served; the indexes are: few."),
     ({"ralm": {"documents": 101}}, 400, "`documents` must be at most 100 here, not 101."),
-    ({"n": 129}, 400, "`n` must be at most 128 here."),
+    *(({"n": count}, 400, "`n` must be a whole number of at most 128 here.") for count in (129, 2.0, "2")),
+    ({"ralm": {"query": " "}}, 400, "`ralm.query` is empty"),
+    ({"ralm": {"query": "a" * 300_000}}, 400, "`ralm.query` has 300,000 bytes"),
     ({"ralm": {"query": "sea"}, "messages": []}, 400, "`ralm.query` has no effect without a message of the user"),
 ]
 
@@ -344,8 +353,9 @@ def test_what_has_no_passages_is_passed_on_as_it_is(upstream: ChatUpstream, url:
         last = upstream.server.requests[-1]
         assert (last.method, last.path) == (method, path)
     asked = len(upstream.server.requests)
-    answer = httpx.get(f"{url}/v1/a/%2e%2e/%2e%2e/metrics", timeout=30)
-    assert (answer.status_code, len(upstream.server.requests)) == (404, asked)
+    for path in ("a/%2e%2e/%2e%2e/metrics", "/v1/chat/completions", "chat/completions/"):
+        assert httpx.post(f"{url}/v1/{path}", json={"model": "other"}, timeout=30).status_code == 404
+    assert len(upstream.server.requests) == asked
 
 
 @pytest.mark.parametrize("count", [-5, 10**400, 10**30, "7", None, True, 1.5])
@@ -354,6 +364,32 @@ def test_an_answer_whose_counts_are_wrong_comes_back(count: Any, upstream: ChatU
     upstream.instead = Reply({"choices": choices, "usage": {"prompt_tokens": count, "completion_tokens": count}})
     answer = posted(url, {"messages": ASKED})
     assert (answer.status_code, answer.json()["choices"][0]["message"]["content"]) == (200, "Whales.")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [(-5, {}), (10**30, {}), ("a", {}), (0, {"annotations": 7}), (0, {"annotations": [None, 3]})],
+)
+def test_an_odd_answer_comes_back(number: Any, message: Any, upstream: ChatUpstream, url: str) -> None:
+    said = {"content": "The whales sing in the deep [1].", **message}
+    upstream.instead = Reply({"choices": [{"index": number, "message": said, "finish_reason": "stop"}]})
+    answer = posted(url, {"messages": ASKED, "ralm": {"sources": "text"}})
+    assert (answer.status_code, said["content"] in answer.text, "Sources:" in answer.text) == (200, True, True)
+
+
+def test_a_slot_is_free_when_its_threads_have_ended() -> None:
+    async def check() -> None:
+        workers, end = Workers(1, 1, 60, Metrics()), threading.Event()
+        slot = await workers.take_slot()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(slot.in_thread(end.wait, 10), 0.1)
+        slot.leave()
+        waiting = asyncio.ensure_future(workers.take_slot())
+        assert not (await asyncio.wait({waiting}, timeout=0.1))[0], "the thread goes on"
+        end.set()
+        (await waiting).leave()
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize("status", [199, 600, 999])
@@ -405,15 +441,12 @@ def test_the_query_of_an_address_goes_on(upstream: ChatUpstream, url: str) -> No
 def test_tokens_of_streams_are_counted(url: str) -> None:
     def counts() -> list[float]:
         lines = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
-        names = ('ralm_tokens_total{kind="prompt"}', 'ralm_tokens_total{kind="written"}', "ralm_stream_pieces_total")
-        return [float(lines.get(name, 0)) for name in names]
+        return [float(lines.get(f'ralm_tokens_total{{kind="{kind}"}}', 0)) for kind in ("prompt", "written")]
 
-    seen = [counts()]
-    for more in ({}, {"stream_options": {"include_usage": True}}):
-        posted(url, {"messages": ASKED, "stream": True, **more})
-        seen.append(counts())
-    steps = [[after - before for before, after in zip(*pair, strict=True)] for pair in itertools.pairwise(seen)]
-    assert steps == [[0, 0, len(WORDS)], [USAGE["prompt_tokens"], USAGE["completion_tokens"], 0]]
+    before = counts()
+    posted(url, {"messages": ASKED, "stream": True, "stream_options": {"include_usage": True}})
+    counted = [after - earlier for earlier, after in zip(before, counts(), strict=True)]
+    assert counted == [USAGE["prompt_tokens"], USAGE["completion_tokens"]]
 
 
 def test_a_body_that_is_no_object(url: str) -> None:

@@ -191,17 +191,3 @@ def test_an_address_of_version_6() -> None:
     if socket.has_ipv6:
         with bound_socket("::1", 0) as listening:
             assert address_of(listening).startswith("http://[::1]:")
-
-
-def test_a_passage_is_read_once_for_all_requests(index: Path) -> None:
-    with running("--lm", "ralm-tiny", "--index", index) as served:
-
-        def metric(name: str) -> float:
-            text = httpx.get(f"{served.url}/metrics").text
-            return float(next(line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")))
-
-        for prompt in ("The dog keeps the sheep on", "The whales sing in the", "On the hill, the dog keeps"):
-            body = {"model": "ralm-tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0}
-            httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).raise_for_status()
-        assert metric("ralm_passage_cache_read") > metric("ralm_passage_cache_found") > 5
-        assert metric("ralm_passage_cache_held") > 0

@@ -156,7 +156,8 @@ class ServedAnswer(ABC):
         ranks |= self._reads.parts.ranks
         index = self._reads.settings.index
         entry.passages = [(index, self._reads.passages[number], rank) for number, rank in ranks.items()]
-        entry.answers = {number: choice.text for number, choice in enumerate(self._choices)}
+        for number, choice in enumerate(self._choices):
+            entry.wrote(number, choice.text)
 
     @abstractmethod
     def _choice_json(self, number: int, choice: ResponseChoice) -> ResponseJson:

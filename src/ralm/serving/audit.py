@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,7 +34,7 @@ class AuditEntry:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompts: JsonValue = None
-    answers: dict[int, str] = field(default_factory=dict)
+    answers: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     finish: Callable[["AuditEntry"], None] | None = None
 
     def found(self, index: str | None, passages: Iterable[Passage]) -> None:
@@ -42,7 +43,7 @@ class AuditEntry:
 
     def wrote(self, choice: int, text: str) -> None:
         """Add a piece of an answer."""
-        self.answers[choice] = self.answers.get(choice, "") + text
+        self.answers[choice].append(text)
 
     def as_json(self, *, texts: bool) -> dict[str, JsonValue]:
         """The fields that routes fill in; prompts, answers and the text of passages only with `texts`."""
@@ -65,7 +66,7 @@ class AuditEntry:
             "completion_tokens": self.completion_tokens,
         }
         if texts:
-            shown |= {"prompts": self.prompts, "answers": [text for _, text in sorted(self.answers.items())]}
+            shown |= {"prompts": self.prompts, "answers": ["".join(texts) for _, texts in sorted(self.answers.items())]}
         return shown
 
 
@@ -95,10 +96,9 @@ class AuditLog(WatchedFileHandler):
             time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             value = {"time": time, **head, **entry.as_json(texts=self._texts)}
             line = json.dumps(value, separators=(",", ":"))
+            self.handle(logging.LogRecord("ralm.audit", logging.INFO, "", 0, line, None, None))
         except Exception:  # noqa: BLE001  # a request does not fail by its log
             self._lost()
-        else:
-            self.handle(logging.LogRecord("ralm.audit", logging.INFO, "", 0, line, None, None))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002  # as the base class
         """Log that a line was lost."""

@@ -118,6 +118,8 @@ class Batcher:
 
     def draw(self, number: int, texts: Sequence[IntArray], draws: Sequence[Draw], check: _Check) -> list[Drawn]:
         """Return what request `number` draws after texts; raises the error of reading them, of `check`, or `enter`."""
+        if not texts:
+            raise ModelError("nothing is drawn without a text: give at least one.")
         drawing = _Drawing(number, check, texts, draws)
         self._ask([drawing])
         return drawing.answer.result()
@@ -232,7 +234,7 @@ class Batcher:
             self._log_failure(len(drawings), error)
             if isinstance(error, DeviceMemoryError):
                 lengths = [len(text) for drawing in drawings for text in drawing.beginnings]
-                self._cache = len(lengths) * max(lengths) // 2
+                self._cache = min(self._cache, len(lengths) * max(lengths) // 2)
                 _LOG.warning(
                     "%s From now on a step has at most %d tokens, and other requests wait.", error, self._cache
                 )

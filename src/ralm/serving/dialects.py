@@ -12,13 +12,11 @@ from pydantic import JsonValue
 
 from ralm.answering.prompts import QuestionPrompt
 from ralm.records import Passage
-from ralm.serving.text_sources import ResponseSources, TextSources, choice_texts, choices_of
+from ralm.serving.text_sources import ResponseSources, TextSources, choice_texts, objects
 
 RequestBody: TypeAlias = dict[str, Any]
 _QUESTION: Final = "\0"
 """Stands for the message in a prompt, which may have parts that are no text."""
-_PIECES: Final = ("content", "text", "tool_calls", "reasoning_content", "reasoning", "refusal")
-"""Fields of an event that hold a piece of an answer."""
 
 
 class Dialect(ABC):
@@ -40,11 +38,6 @@ class Dialect(ABC):
     def answer_texts(self, value: Mapping[str, JsonValue]) -> Iterator[tuple[int, str]]:
         """Yield the texts in an answer or an event of a stream, with the numbers of their choices."""
         return choice_texts(value)
-
-    def has_piece(self, event: Mapping[str, JsonValue]) -> bool:
-        """Return whether an event has a piece of an answer: text, or parts of calls of tools."""
-        deltas = [choice["delta"] if isinstance(choice.get("delta"), dict) else choice for choice in choices_of(event)]
-        return any(delta.get(name) for delta in deltas for name in _PIECES)
 
 
 class CompletionDialect(Dialect):
@@ -130,13 +123,10 @@ class ResponseDialect(ChatDialect):
     def answer_texts(self, value: Mapping[str, JsonValue]) -> Iterator[tuple[int, str]]:
         """As `Dialect.answer_texts`."""
         delta = value.get("delta")
-        if self.has_piece(value) and isinstance(delta, str):
+        if value.get("type") == "response.output_text.delta" and isinstance(delta, str):
             yield 0, delta
-        yield from ((0, part["text"]) for part in ResponseSources.text_parts(value))
-
-    def has_piece(self, event: Mapping[str, JsonValue]) -> bool:
-        """As `Dialect.has_piece`."""
-        return event.get("type") == "response.output_text.delta"
+        for item in objects(value.get("output")):
+            yield from ((0, part["text"]) for part in objects(item.get("content")) if isinstance(part.get("text"), str))
 
 
 DIALECTS: Final[Mapping[str, Dialect]] = {

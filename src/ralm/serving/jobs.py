@@ -1,18 +1,22 @@
 """Runs each request in a thread of its own, and turns its events into an HTTP response or a stream.
 
-A request keeps its place until its thread has ended, even if the client goes away before: the place stands for the
+A request keeps its slot until its thread has ended, even if the client goes away before: the slot stands for the
 computation.
 """
 
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from math import inf
 from threading import Event, Thread
 from types import MappingProxyType
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from fastapi import Depends, Request
 from pydantic import JsonValue
@@ -33,10 +37,11 @@ _NOT_BUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _END: Final = object()
 _OVERTIME: Final = 1.0
 """Seconds that a thread has after its deadline to end by itself."""
-_ENDS_OF_EVENTS: Final = (b"\n\n", b"\r\n\r\n")
+_END_OF_EVENT: Final = re.compile(rb"\n\n|\r\n\r\n")
 _MAX_EVENT: Final = 16 << 20  # bytes of a server-sent event
 _DONE: Final = b"data: [DONE]\n\n"
 Job: TypeAlias = Callable[[], Iterator[bytes]]
+_Result = TypeVar("_Result")
 
 
 class Workers:
@@ -48,18 +53,20 @@ class Workers:
         self._most_waiting = most_waiting
         self._seconds = seconds
         self._metrics = metrics
+        self._threads = ThreadPoolExecutor(at_once, "ralm-request")
         self.running: set[RunningJob] = set()
         self.waiting = 0
 
     async def start(self, job: Job) -> "RunningJob":
-        """Begin a job once there is a place for it; raises what `take_place` raises."""
-        running = RunningJob(job, model.RequestScope(Event(), await self.take_place()), self._ended)
+        """Begin a job once there is a slot for it; raises what `take_slot` raises."""
+        slot = await self.take_slot()
+        running = RunningJob(job, model.RequestScope(Event(), slot.deadline), partial(self._ended, slot))
         self.running.add(running)
         running.thread.start()
         return running
 
-    async def take_place(self) -> float:
-        """Wait for a place, to be freed with `free_place`; returns the deadline (seconds of `time.monotonic`)."""
+    async def take_slot(self) -> "Slot":
+        """Return a slot as soon as there is one; RequestError if that takes too long, or too many wait."""
         if self._free.locked() and self.waiting >= self._most_waiting:
             raise errors.RequestError("the queue is full: try again later.", code="busy", status=429)
         deadline = time.monotonic() + self._seconds
@@ -74,21 +81,49 @@ class Workers:
             self.waiting -= 1
             self._metrics.waiting.dec()
         self._metrics.under_way.inc()
-        return deadline
-
-    def free_place(self) -> None:
-        """Free a place that was taken."""
-        self._metrics.under_way.dec()
-        self._free.release()
+        return Slot(deadline, self._threads, self._free_slot)
 
     def stop(self) -> None:
         """End all jobs soon."""
         for running in self.running:
             running.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _ended(self, running: "RunningJob") -> None:
+    def _free_slot(self) -> None:
+        self._metrics.under_way.dec()
+        self._free.release()
+
+    def _ended(self, slot: "Slot", running: "RunningJob") -> None:
         self.running.discard(running)
-        self.free_place()
+        slot.leave()
+
+
+class Slot:
+    """The slot of a request until `deadline` (seconds of `time.monotonic`). It is free again once the request has left
+    it and its threads have ended: the slot stands for the computation."""
+
+    def __init__(self, deadline: float, threads: ThreadPoolExecutor, free: Callable[[], None]) -> None:
+        self.deadline = deadline
+        self._threads = threads
+        self._free = free
+        self._holders = 1
+
+    def leave(self) -> None:
+        """End the request, or one of its threads."""
+        self._holders -= 1
+        if not self._holders:
+            self._free()
+
+    async def in_thread(self, call: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Return what a function returns in a thread, which goes on if the caller is cancelled."""
+        self._holders += 1
+        future = asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *arguments))
+        future.add_done_callback(self._thread_ended)
+        return await asyncio.shield(future)
+
+    def _thread_ended(self, future: "asyncio.Future[Any]") -> None:
+        future.exception()  # nobody may wait for it any more
+        self.leave()
 
 
 @asynccontextmanager
@@ -226,24 +261,32 @@ async def _run(request: Request, job: Job, *, stream: bool) -> Response:
         return Response(first + b"".join([event async for event in events]), media_type="application/json")
 
     try:
-        return await unless_gone(request, work)
+        return await unless_gone(request.receive, work) or Response(status_code=errors.GONE)
     except Exception as error:  # noqa: BLE001  # every error is a response
         return errors.error_response(error)
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; `at_end` is closed when the stream ends, also if its client goes away."""
+    """Server-sent events; `at_end` is closed when the stream ends, also if its client goes away. A client that has not
+    read it soon after the `deadline` is disconnected."""
 
     def __init__(
-        self, events: AsyncIterator[bytes], at_end: AsyncExitStack, headers: Mapping[str, str] = MappingProxyType({})
+        self,
+        events: AsyncIterator[bytes],
+        at_end: AsyncExitStack,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        deadline: float = inf,
     ) -> None:
         super().__init__(events, media_type="text/event-stream", headers={**headers, **_NOT_BUFFERED})
         self._at_end = at_end
+        self._deadline = deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         async with self._at_end:
-            await super().__call__(scope, receive, send)
+            with suppress(errors.RequestError):  # the status is sent already
+                async with until(self._deadline + _OVERTIME):
+                    await super().__call__(scope, receive, send)
 
 
 class EventBuffer:
@@ -259,21 +302,15 @@ class EventBuffer:
 
     def add(self, part: bytes) -> list[bytes]:
         """Return the events that a part makes whole; ServerError if one is too long."""
-        begin = max(0, len(self._held) - 3)  # an end may have begun in the part before
+        begin, place, events = 0, max(0, len(self._held) - 3), list[bytes]()  # an end may have begun before the part
         self._held += part
-        events = []
-        while (end := self._end(begin)) is not None:
-            events.append(bytes(self._held[:end]))
-            del self._held[:end]
-            begin = 0
+        while (end := _END_OF_EVENT.search(self._held, place)) is not None:
+            events.append(bytes(self._held[begin : end.end()]))
+            begin = place = end.end()
+        del self._held[:begin]
         if len(self._held) > _MAX_EVENT:
             raise ServerError(f"the server of the model sent an event of more than {_MAX_EVENT:,} bytes.", 200)
         return events
-
-    def _end(self, begin: int) -> int | None:
-        """Return where the first event ends that does not end before `begin`."""
-        places = [(self._held.find(end, begin), len(end)) for end in _ENDS_OF_EVENTS]
-        return min((place + size for place, size in places if place >= 0), default=None)
 
 
 async def _sent(first: bytes, events: AsyncIterator[bytes], entry: AuditEntry) -> AsyncIterator[bytes]:
@@ -294,17 +331,17 @@ def error_event(error: Exception, entry: AuditEntry) -> bytes:
     return server_sent(body)
 
 
-async def unless_gone(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
-    """The response that `work` makes; it is cancelled if the client goes away first."""
+async def unless_gone(receive: Receive, work: Callable[[], Awaitable[_Result]]) -> _Result | None:
+    """Return what `work` returns; None if the client goes away first, and then it is cancelled."""
 
     async def client_gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
+        while (await receive())["type"] != "http.disconnect":
             pass
 
     working, gone = asyncio.ensure_future(work()), asyncio.ensure_future(client_gone())
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else Response(status_code=errors.GONE)
+        return working.result() if working.done() else None
     finally:
         working.cancel()
         gone.cancel()

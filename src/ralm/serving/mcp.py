@@ -24,9 +24,8 @@ from starlette.types import Scope
 from ralm.errors import RalmError
 from ralm.records import Passage
 from ralm.retrieval.expansion import ExpandedPassages
-from ralm.serving import errors, requests
+from ralm.serving import errors, jobs, requests
 from ralm.serving.audit import ENTRY, AuditEntry
-from ralm.serving.jobs import Workers
 from ralm.serving.search import chosen, read_filter
 from ralm.serving.state import SearchService
 from ralm.serving.text_sources import name_of, web_address
@@ -68,7 +67,7 @@ _TOOLS: Final[dict[str, tuple[type[requests.Body], str]]] = {
 class McpServer:
     """The tools of a service; `workers` bound the calls at once and their time."""
 
-    def __init__(self, service: SearchService, workers: Workers) -> None:
+    def __init__(self, service: SearchService, workers: jobs.Workers) -> None:
         self._service = service
         self._workers = workers
         names = ", ".join(service.indexes.names)
@@ -102,10 +101,14 @@ class McpServer:
         def job() -> Iterator[Any]:
             yield answer()
 
-        try:
+        async def work() -> Any:
             running = await self._workers.start(job)
             async with aclosing(running.events()) as results:
-                found: Any = await anext(results)
+                return await anext(results)
+
+        receive = getattr(context.request, "receive", None)  # there is none over standard input
+        try:
+            found: Any = await (work() if receive is None else jobs.unless_gone(receive, work))
         except RalmError as error:
             return types.CallToolResult(content=[_text(_message(error))], is_error=True)
         return types.CallToolResult(content=[_text(json.dumps(found, ensure_ascii=False))], structured_content=found)
@@ -152,7 +155,7 @@ class _KnownRoute(Route):
 
 
 @asynccontextmanager
-async def mcp_route(service: SearchService, workers: Workers) -> AsyncIterator[BaseRoute]:
+async def mcp_route(service: SearchService, workers: jobs.Workers) -> AsyncIterator[BaseRoute]:
     """The route of the protocol over HTTP, which answers inside the block; sessions hold nothing."""
     manager = StreamableHTTPSessionManager(
         McpServer(service, workers).server,
@@ -170,7 +173,7 @@ async def run_stdio(service: SearchService) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: os._exit(128 + number))  # a thread that reads cannot be ended
     limits = service.options.limits
-    workers = Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds, service.metrics)
+    workers = jobs.Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds, service.metrics)
     server = McpServer(service, workers).server
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())

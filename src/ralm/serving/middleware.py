@@ -165,11 +165,6 @@ class Metrics:
         self._tokens = Counter(
             "ralm_tokens", "Tokens of prompts, and generated tokens.", ["kind"], registry=self.registry
         )
-        self.pieces = Counter(
-            "ralm_stream_pieces",
-            "Pieces, usually of one token, of streams that were passed on and did not report their tokens.",
-            registry=self.registry,
-        )
 
     def count_tokens(self, read: int, written: int) -> None:
         """Count tokens of prompts, and generated tokens."""

@@ -77,7 +77,7 @@ def _reload(service: SearchService) -> None:
     """Open the indexes again, in a thread."""
 
     def reload() -> None:
-        for name, outcome in service.reload().items():
+        for name, outcome in service.indexes.reload().items():
             _LOG.info("index %s: %s", name, outcome)
 
     Thread(target=reload, daemon=True).start()

@@ -4,7 +4,6 @@ The passages stand in the last message of the user, or before a prompt. All othe
 are, except for `ralm`, which is for this server, and the name of the model.
 """
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -37,12 +36,14 @@ from ralm.serving.state import ModelService, choice_error
 from ralm.serving.text_sources import TextSources
 
 _ROUTER: Final = APIRouter()
+_CHATS: Final = "/chat/completions"
 _REWRITE: Final = (
     "Write one search query that finds texts for answering the last message of the user in this conversation. Replace "
     "its pronouns by what they stand for. Write the query alone, on one line."
 )
 """The message that asks the model for a query; the conversation follows."""
-_COUNTS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n")
+_COUNTS_OF_TEXTS: Final = ("n", "best_of")
+_COUNTS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", *_COUNTS_OF_TEXTS)
 """Fields of requests that the operator limits."""
 
 
@@ -108,11 +109,18 @@ class ProxyService(ModelService):
         if request.ralm is not None and request.ralm.sources is not None and "messages" not in body:
             message = "`sources` is for chats, and has no effect in other requests: leave it out."
             raise errors.RequestError(message, param="ralm.sources")
+        limits = self.options.limits
         for name in _COUNTS:
-            most = self.options.limits.texts if name == "n" else self.options.limits.new_tokens
-            if most is not None and isinstance(body.get(name), int) and body[name] > most:
-                raise errors.RequestError(f"`{name}` must be at most {most:,} here.", param=name)
-        return self.chosen(request.model, request.chosen)
+            most, count = limits.texts if name in _COUNTS_OF_TEXTS else limits.new_tokens, body.get(name)
+            if most is not None and count is not None and (type(count) is not int or count > most):
+                raise errors.RequestError(f"`{name}` must be a whole number of at most {most:,} here.", param=name)
+        choice = self.chosen(request.model, request.chosen)
+        if "query" in choice:
+            errors.check_bytes([choice["query"]], limits.text_bytes, "ralm.query")
+            if not choice["query"].strip():
+                message = "`ralm.query` is empty: leave it out, or give at least one word."
+                raise errors.RequestError(message, param="ralm.query")
+        return choice
 
 
 def _without_effect(name: str, value: str = "") -> errors.RequestError:
@@ -124,25 +132,25 @@ def _without_effect(name: str, value: str = "") -> errors.RequestError:
 @_ROUTER.api_route("/v1/{path:path}", methods=["GET", "POST", "DELETE", "PUT", "PATCH"], include_in_schema=False)
 async def pass_on(request: Request, path: str) -> Response:
     """Answer with what the server of the model answers; the bodies of some routes get passages."""
-    if ".." in path.split("/"):
+    if {"", ".", ".."} & {*path.split("/")}:  # a server may read them as another path
         return errors.error_response(errors.RequestError(f"there is no {request.url.path} here.", status=404))
     begin = time.monotonic()
     workers = request.app.state.workers
 
     async def work() -> Response:
         content = await request.body()
-        deadline = await workers.take_place()
+        slot = await workers.take_slot()
         async with AsyncExitStack() as at_end:
-            at_end.callback(workers.free_place)
-            async with jobs.until(deadline):
-                answer = await _Exchange(request, f"/{quote(path)}", content, at_end).answer()
+            at_end.callback(slot.leave)
+            async with jobs.until(slot.deadline):
+                answer = await _Exchange(request, f"/{quote(path)}", content, slot, at_end).answer()
             if isinstance(answer, Response):
                 return answer
             request.app.state.service.metrics.first.observe(time.monotonic() - begin)
-            return jobs.EventStream(answer.events(deadline), at_end.pop_all(), answer.headers)
+            return jobs.EventStream(answer.events(), at_end.pop_all(), answer.headers, slot.deadline)
 
     try:
-        return await jobs.unless_gone(request, work)
+        return await jobs.unless_gone(request.receive, work) or Response(status_code=errors.GONE)
     except Exception as error:  # noqa: BLE001  # every error is a response
         return errors.error_response(error)
 
@@ -159,10 +167,11 @@ class _Found:
 class _Exchange:
     """One request and its answer; what it opens is closed by `at_end`. Raises RequestError and ServerError."""
 
-    def __init__(self, request: Request, path: str, content: bytes, at_end: AsyncExitStack) -> None:
+    def __init__(self, request: Request, path: str, content: bytes, slot: jobs.Slot, at_end: AsyncExitStack) -> None:
         self._request = request
         self._path = path
         self._content = content
+        self._slot = slot
         self._at_end = at_end
         self._dialect = DIALECTS.get(path) if request.method == "POST" else None
         self._service: ProxyService = request.app.state.service
@@ -173,7 +182,8 @@ class _Exchange:
         """Return the whole answer of the server, or its stream once it begins."""
         body = _json_object(self._content)
         if self._dialect is None:
-            return await self._sent(self._content if body is None else self._renamed(body), None, None)
+            renamed = body and self._renamed(body)
+            return await self._sent(self._content if renamed is None or renamed == body else renamed, None, None)
         if body is None:
             raise errors.RequestError(errors.NO_OBJECT)
         choice = self._service.checked(body)
@@ -201,8 +211,11 @@ class _Exchange:
 
     async def _found(self, dialect: Dialect, body: RequestBody, choice: Mapping[str, Any]) -> "_Found | Response":
         """Return the passages for the texts of a request; the error of the server if it was to write the query."""
-        reads = await asyncio.to_thread(self._service.reads, choice)
-        texts = dialect.texts(body)
+        reads = await self._slot.in_thread(self._service.reads, choice)
+        texts, times, most_texts = dialect.texts(body), body.get("n") or 1, self._service.options.limits.texts
+        if len(texts) * times > most_texts:
+            message = f"{len(texts):,} prompts times `n` {times} exceed {most_texts} texts: send several requests."
+            raise errors.RequestError(message, param="n")
         self._entry.prompts = [*texts]
         queries, written = texts, dict[str, JsonValue]()
         if "query" in choice:
@@ -210,26 +223,27 @@ class _Exchange:
                 message = "`ralm.query` has no effect without a message of the user: leave it out."
                 raise errors.RequestError(message, param="ralm.query")
             queries = [choice["query"]] * len(texts)
-        elif texts and "messages" in body and reads.source is not None and self._service.options.query == "rewrite":
-            answer = await self._opened(_json(_rewriting(body, self._upstream.endpoint.model)), "POST", self._path)
+        elif texts and self._path == _CHATS and reads.source is not None and self._service.options.query == "rewrite":
+            asked = _rewriting(body, self._upstream.endpoint.model, self._service.options.limits.new_tokens)
+            answer = await self._opened(_json(asked), "POST", self._path)
             content = await answer.content()
             if answer.status >= 400:
                 return Response(content, answer.status, answer.headers, answer.kind)
             written = _rewritten(content)
             queries = [str(written["query"] or texts[0])]
         most = self._service.options.limits.text_bytes
-        return _Found(reads, await asyncio.to_thread(_search, queries, reads, most), written)
+        return _Found(reads, await self._slot.in_thread(_search, queries, reads, most), written)
 
     def _sources(self, dialect: Dialect, body: RequestBody, found: _Found) -> TextSources:
         """Return what adds the sources to the answer."""
         address = partial(jobs.passage_address, self._request, found.reads)
-        choices, times = body.get("ralm") or {}, body.get("n")
+        choices = body.get("ralm") or {}
         return dialect.sources(
             [*zip(found.passages, dialect.texts(body), strict=True)],
             partial(_fields, found, address),  # called after the first words are sent
             address,
             prompt=self._service.prompt if dialect.has_messages else None,
-            times=times if isinstance(times, int) else 1,
+            times=body.get("n") or 1,
             as_text=choices.get("sources") == "text",
         )
 
@@ -247,21 +261,23 @@ class _Exchange:
         content = body if isinstance(body, bytes) else _json(body)
         answer = await self._opened(content, self._request.method, path)
         if answer.is_stream:
-            return _Stream(answer, dialect, sources, self._service, self._entry)
+            return _Stream(answer, dialect, sources, self._service, self._entry, self._slot)
         whole = await answer.content()
         value = _json_object(whole) if dialect is not None and answer.status < 400 else None
         if dialect is not None and value is not None:
             _count(self._entry, self._service, value)
-            self._entry.answers = dict(dialect.answer_texts(value))
-            whole = whole if sources is None else _json(await sources.whole(value))
+            for choice, text in dialect.answer_texts(value):
+                self._entry.wrote(choice, text)
+            whole = whole if sources is None else _json(await self._slot.in_thread(sources.whole, value))
         return Response(whole, answer.status, answer.headers, answer.kind)
 
 
-def _rewriting(body: RequestBody, name: str) -> RequestBody:
+def _rewriting(body: RequestBody, name: str, new_tokens: int | None) -> RequestBody:
     """Return the request for a query from a conversation."""
     turns = [turn for turn in body["messages"] if isinstance(turn, dict)]
     said = "\n".join(f"{turn.get('role')}: {text}" for turn in turns if (text := message_text(turn.get("content"))))
-    return {"model": name, "messages": [{"role": "user", "content": f"{_REWRITE}\n\n{said}"}]}
+    limit = {} if new_tokens is None else {"max_tokens": new_tokens}
+    return {"model": name, "messages": [{"role": "user", "content": f"{_REWRITE}\n\n{said}"}], **limit}
 
 
 def _rewritten(content: bytes) -> dict[str, JsonValue]:
@@ -320,23 +336,24 @@ class _Stream:
         sources: TextSources | None,
         service: ProxyService,
         entry: AuditEntry,
+        slot: jobs.Slot,
     ) -> None:
         self.headers = answer.headers
+        self._slot = slot
         self._answer = answer
         self._dialect = dialect
         self._sources = sources
         self._service = service
         self._entry = entry
-        self._pieces = 0
         self._usage: Mapping[str, JsonValue] | None = None
         """The last event that counts tokens, those of the whole answer."""
 
-    async def events(self, deadline: float) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncIterator[bytes]:
         """Yield the events; after an error one that says so."""
         parts, buffer = aiter(self._answer.parts()), jobs.EventBuffer()
         try:
             while True:
-                async with jobs.until(deadline):
+                async with jobs.until(self._slot.deadline):
                     part = await anext(parts, b"")
                 if not part:
                     break
@@ -345,9 +362,7 @@ class _Stream:
         except Exception as error:  # noqa: BLE001  # the status is sent already
             yield jobs.error_event(error, self._entry)
         finally:
-            if self._usage is None:
-                self._service.metrics.pieces.inc(self._pieces)
-            else:
+            if self._usage is not None:
                 _count(self._entry, self._service, self._usage)
 
     async def _event(self, event: bytes) -> bytes:
@@ -357,14 +372,15 @@ class _Stream:
         value = _json_object(content)
         if self._dialect is None or value is None:
             return event
-        self._pieces += self._dialect.has_piece(value)
         for choice, text in self._dialect.answer_texts(value):
             self._entry.wrote(choice, text)
         response = value.get("response")  # of the API of responses
         counted = response if isinstance(response, dict) else value
         self._usage = counted if counted.get("usage") else self._usage
-        changed = None if self._sources is None else await self._sources.event(value)
-        return event if changed is None else head + b"data: " + _json(changed) + b"\n\n"
+        if self._sources is None or not self._sources.note(value):
+            return event
+        changed = await self._slot.in_thread(self._sources.event, value)
+        return head + b"data: " + _json(changed) + b"\n\n"
 
 
 def _json(value: RequestBody) -> bytes:

@@ -89,7 +89,7 @@ async def reload(service: jobs.Searched) -> dict[str, JsonValue]:
     """Open the indexes again; only if the server has a key."""
     if service.key is None:
         raise errors.RequestError("this needs a key of the server: set one, or send SIGHUP to the process.", status=403)
-    return {"indexes": {**await run_in_threadpool(service.reload)}}
+    return {"indexes": {**await run_in_threadpool(service.indexes.reload)}}
 
 
 @cache

@@ -68,10 +68,6 @@ class SearchService:
     def close(self) -> None:
         """End what runs in the background."""
 
-    def reload(self) -> dict[str, str]:
-        """Open the indexes again; return what became of each."""
-        return self.indexes.reload()
-
     def found(
         self, queries: Sequence[str], k: int, choice: Mapping[str, Any], param: str = "k", wanted: Filter | None = None
     ) -> FoundPassages:

@@ -1,10 +1,8 @@
 """The sources of an answer in its text and annotations; of an answer that another server wrote, by its text alone."""
 
-import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
@@ -26,8 +24,7 @@ _WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
 @dataclass(slots=True, eq=False)
 class TextSources:
     """Adds sources to the choices of an answer to the texts `asked`, each with its passages and `times` choices; with
-    `as_text` also behind their texts. Quotes are looked for in a thread: a long text has many, and other requests do
-    not wait."""
+    `as_text` also behind their texts. Looking for quotes in a long text takes a while."""
 
     asked: Sequence[tuple[Sequence[Passage], str]]
     fields: Callable[[], Mapping[str, Any]]
@@ -35,18 +32,21 @@ class TextSources:
     prompt: QuestionPrompt | None
     times: int = 1
     as_text: bool = False
-    written: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str), init=False)
+    written: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list), init=False)
 
-    async def whole(self, value: _Value) -> _Value:
-        """An answer with its sources."""
-        return await asyncio.to_thread(self._with_sources, value, "message")
+    def whole(self, value: _Value) -> _Value:
+        """Return an answer with its sources."""
+        return self._with_sources(value, "message")
 
-    async def event(self, value: _Value) -> _Value | None:
-        """An event of a stream with the sources of the choices that it ends; None if it ends none."""
-        for number, written in choice_texts(value):
-            self.written[number] += written
-        ends = any(choice.get("finish_reason") for choice in choices_of(value))
-        return await asyncio.to_thread(self._with_sources, value, "delta") if ends else None
+    def note(self, event: _Value) -> bool:
+        """Note the texts of an event of a stream; return whether it ends a choice, and so gets sources."""
+        for number, text in choice_texts(event):
+            self.written[number].append(text)
+        return any(choice.get("finish_reason") for choice in choices_of(event))
+
+    def event(self, value: _Value) -> _Value:
+        """Return an event of a stream with the sources of the choices that it ends."""
+        return self._with_sources(value, "delta")
 
     def _with_sources(self, value: _Value, part: str) -> _Value:
         listed, choices = list[JsonValue](), list[JsonValue]()
@@ -56,7 +56,7 @@ class TextSources:
                 choices.append(choice)
                 continue
             whole = message.get("content") if isinstance(message, dict) else choice.get("text")
-            text = self.written[number] if part == "delta" else whole
+            text = "".join(self.written[number]) if part == "delta" else whole
             sources = self._sources(number, text) if isinstance(text, str) and text else []
             listed.append({"index": number, "sources": [one.as_json() for one in sources]})
             choices.append({**choice, part: self._annotated(message, sources)} if isinstance(message, dict) else choice)
@@ -77,44 +77,54 @@ class TextSources:
         """A message, or the last part of one, with annotations and perhaps the sources behind its text."""
         annotated = {**message}
         if found := annotations(sources, self.address):
-            annotated["annotations"] = [*(message.get("annotations") or ()), *found]
-        if self.as_text and (behind := sources_text(sources, self.address)):
-            annotated["content"] = (message.get("content") or "") + behind
+            annotated["annotations"] = [*objects(message.get("annotations")), *found]
+        content = message.get("content") or ""
+        if self.as_text and isinstance(content, str) and (behind := sources_text(sources, self.address)):
+            annotated["content"] = content + behind
         return annotated
 
 
 class ResponseSources(TextSources):
     """The same for responses: sources are annotations of the parts of text in messages."""
 
-    async def whole(self, value: _Value) -> _Value:
-        """Return a response with its sources."""
-        return await asyncio.to_thread(self._with_annotations, value)
+    def note(self, event: _Value) -> bool:
+        """Return whether an event ends a stream: that one has the whole response."""
+        return event.get("type") in _RESPONSE_ENDS and isinstance(event.get("response"), dict)
 
-    async def event(self, value: _Value) -> _Value | None:
-        """Return the event that ends a stream, which has the whole response, with its sources; None for others."""
-        response = value.get("response")
-        if value.get("type") not in _RESPONSE_ENDS or not isinstance(response, dict):
-            return None
-        return {**value, "response": await self.whole(response)}
+    def event(self, value: _Value) -> _Value:
+        """Return the event that ends a stream with the sources of the response."""
+        response: Any = value["response"]
+        return {**value, "response": self.whole(response)}
 
     @staticmethod
     def text_parts(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the parts of text in the messages of a response."""
-        for item in _objects(response.get("output")):
-            yield from (part for part in _objects(item.get("content")) if isinstance(part.get("text"), str))
+        for item in objects(response.get("output")):
+            yield from (part for part in objects(item.get("content")) if isinstance(part.get("text"), str))
 
-    def _with_annotations(self, value: _Value) -> _Value:
-        response = deepcopy(value)
-        listed = list[JsonValue]()
-        for part in self.text_parts(response):
-            sources = self._sources(0, part["text"])
-            listed += [source.as_json() for source in sources]
-            cited: list[Any] = annotations(sources, self.address)
-            flat = [{"type": citation["type"], **citation["url_citation"]} for citation in cited]
-            if flat:
-                part["annotations"] = [*(part.get("annotations") or ()), *flat]
+    def whole(self, value: _Value) -> _Value:
+        """Return a response with its sources."""
+        listed, output = list[JsonValue](), list[JsonValue]()
+        items: Any = value.get("output")
+        for item in items if isinstance(items, list) else ():
+            parts = item.get("content") if isinstance(item, dict) else None
+            if isinstance(parts, list):
+                output.append({**item, "content": [self._part_with_sources(part, listed) for part in parts]})
+            else:
+                output.append(item)
         fields = self.fields()
-        return {**fields, "ralm": {**fields["ralm"], "choices": [{"index": 0, "sources": listed}]}, **response}
+        changed = {"output": output} if isinstance(items, list) else {}
+        return {**fields, "ralm": {**fields["ralm"], "choices": [{"index": 0, "sources": listed}]}, **value, **changed}
+
+    def _part_with_sources(self, part: Any, listed: list[JsonValue]) -> Any:
+        """Return a part of a message, annotated if it is text; its sources are added to those that are `listed`."""
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            return part
+        sources = self._sources(0, part["text"])
+        listed += [source.as_json() for source in sources]
+        cited: list[Any] = annotations(sources, self.address)
+        flat = [{"type": citation["type"], **citation["url_citation"]} for citation in cited]
+        return {**part, "annotations": [*objects(part.get("annotations")), *flat]} if flat else part
 
 
 def web_address(passage: Passage) -> str | None:
@@ -179,10 +189,10 @@ def annotations(sources: Sequence[AnswerSource], address: Callable[[Passage], st
 
 def choices_of(value: Mapping[str, JsonValue]) -> list[dict[str, Any]]:
     """The choices of an answer or an event."""
-    return _objects(value.get("choices"))
+    return objects(value.get("choices"))
 
 
-def _objects(value: object) -> list[dict[str, Any]]:
+def objects(value: object) -> list[dict[str, Any]]:
     """Return the objects in a list; none if it is no list."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
@@ -198,4 +208,4 @@ def choice_texts(value: Mapping[str, JsonValue]) -> Iterator[tuple[int, str]]:
 
 def _index(choice: dict[str, Any]) -> int:
     index = choice.get("index")
-    return index if isinstance(index, int) else 0
+    return max(0, index) if isinstance(index, int) else 0

@@ -294,8 +294,9 @@ class UpstreamAnswer:
         self._upstream = upstream
         self.close = response.aclose  # tells the server to stop, unless the whole body was read
         self.status = response.status_code
-        self.headers = {name: value for name, value in response.headers.items() if name.startswith(_HEADERS_PASSED_ON)}
-        self.kind = response.headers.get("content-type", "application/json")
+        told = {name: self._clean(value) for name, value in response.headers.items() if value.isascii()}
+        self.headers = {name: value for name, value in told.items() if name.startswith(_HEADERS_PASSED_ON)}
+        self.kind = told.get("content-type", "application/json")
 
     @property
     def is_stream(self) -> bool:
@@ -312,6 +313,9 @@ class UpstreamAnswer:
         """The whole body, without the key if the server repeats it. Raises ServerError."""
         with self._upstream.errors():
             return self.without_key(await read_content(self._response, _BYTES_PASSED_ON))
+
+    def _clean(self, text: str) -> str:
+        return self.without_key(text.encode()).decode()
 
     def without_key(self, content: bytes) -> bytes:
         """Return a part of the body without the key, which a server may repeat."""
