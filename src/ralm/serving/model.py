@@ -82,19 +82,21 @@ class SharedModel:
                 f"{model.name} does not return the log-probabilities of all next tokens, which a server needs: serve "
                 "it with another server, and name that as URL#MODEL."
             )
-        self.batcher = Batcher(model, chunk_tokens, cached_tokens or traits_of(model).tokens_at_once)
+        traits = traits_of(model)
+        self.batcher = Batcher(model, chunk_tokens, cached_tokens or traits.tokens_at_once)
         self.name = model.name
         self.max_length = model.max_length
         self.end_tokens = model.end_tokens
         # the fast tokenizers of transformers fail if two threads use one at once
         self.tokenizer = cast("Tokenizer", Locked(model.tokenizer, threading.RLock()))
-        self.vocabulary: int | None = getattr(model, "vocabulary", None)
-        self.merges_prefixes: bool = getattr(model, "merges_prefixes", True)
+        self.vocabulary = traits.vocabulary
+        self.merges_prefixes = traits.merges_prefixes
+        self.tokens_at_once = traits.tokens_at_once
 
-    def __getattr__(self, name: str) -> Any:  # `config`, and optional members such as `bounds`
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._model, name)
+    @property
+    def config(self) -> Any:
+        """As `LanguageModel.config`; it may take long to compute."""
+        return self._model.config
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """As `WritingModel.score`."""

@@ -147,12 +147,13 @@ async def root(service: _Modelled) -> HTMLResponse:
 async def list_choices(service: _Modelled) -> dict[str, JsonValue]:
     """The model, its default settings, and the choices of requests."""
     index = service.settings.index
+    choices = [name for name in service.options.allow if name in service.may_choose]
     return {
         "model": service.name,
         "corpus": None if index is None else corpus_title(service.indexes.index(index)),
         **service.description,
         "defaults": service.settings.config,
-        "choices": {name: _values(name, service) for name in service.choices},
+        "choices": {name: _values(name, service) for name in choices},
     }
 
 

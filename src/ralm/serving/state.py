@@ -152,11 +152,6 @@ class ModelService(SearchService, ABC):
     def description(self) -> dict[str, Any]:
         """What clients learn of the model and the choices of requests, besides its name and the settings."""
 
-    @property
-    def choices(self) -> Sequence[str]:
-        """Return the choices that requests have here."""
-        return [name for name in self.options.allow if name in self.may_choose]
-
     def check_model(self, name: str) -> None:
         """Raise RequestError if no model of this name is served."""
         if name not in self.models:
