@@ -104,7 +104,7 @@ def test_what_may_be_chosen(page_url: str, folder: Path) -> None:
     assert told["choices"]["index"] == {"values": ["few"]}
     assert told["choices"]["retriever"] == {"values": ["bm25", "random"]}, "the index has no vectors"
     assert told["choices"]["documents"] == {"least": 1, "most": 100}
-    assert told["can"] == {"chat": False, "turns": True, "completions": True, "logprobs": True, "gain": True}
+    assert told["can"] == {"chat": False, "turns": True, "completions": True}
     with serving(LocalService(tiny(), ServeOptions(allow=("reader",)), folders={"few": folder}, key=KEY)) as url:
         assert httpx.get(f"{url}/choices").status_code == 401
         assert httpx.get(f"{url}/").status_code == 200
