@@ -46,7 +46,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     try:
         while True:
             body = await received(reader)
-            if b'"stream": true' in body:
+            if json.loads(body or b"{}").get("stream"):
                 writer.write(HEAD + b"text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
                 for _ in range(WORDS):
                     writer.write(event({"delta": {"content": " word"}, "finish_reason": None}))
