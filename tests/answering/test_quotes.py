@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from time import process_time
 
 import pytest
 from hypothesis import example, given, strategies as st
@@ -11,7 +12,7 @@ from ralm.answering.quotes import cited_numbers, own_spans, quotes
 
 PASSAGE = (
     "Marie Curie was born in Warsaw in 1867. She discovered polonium and radium with Pierre Curie. "
-    "Set gooseberry-fool and set_log_scale in getValue for a well-known, long-term goal."
+    "Set gooseberry-fool and set_log_scale in getValue for a well-known, long-term goal, as in section 2 of 12."
 )
 QUESTION = "Use this text to answer the question that follows it.\n\nQuestion: Where was Marie Curie born?"
 
@@ -39,6 +40,10 @@ def quoted(answer: str, passage: str = PASSAGE, own: str = QUESTION) -> list[tup
         ("A well-known plan for the long-term, i.e. a scale.", []),
         ("", []),
         ("...", []),
+        ("Sure! 2. First", []),
+        ("Sure:\n12. Last", []),
+        ("It has 12 parts, see section 2.", ["12", "section 2"]),
+        ("2", ["2"]),
     ],
 )
 def test_quotes_by_hand(answer: str, expected: list[str]) -> None:
@@ -50,13 +55,9 @@ def test_a_rare_word_stands_in_no_other_document() -> None:
     assert quotes("Use gooseberry-fool.", PASSAGE, QUESTION, ["A Gooseberry-fool!"]) == []
 
 
-def test_composed_and_decomposed_letters_are_the_same() -> None:
-    assert quoted("In Besanc\u0327on.", "The city of Besan\u00e7on lies there.", "") == [
-        ("Besanc\u0327on", "Besan\u00e7on")
-    ]
-
-
-def test_scripts_without_spaces() -> None:
+def test_composed_letters_and_scripts_without_spaces() -> None:
+    [quote] = quoted("In Besanc\u0327on.", "The city of Besan\u00e7on lies there.", "")
+    assert quote == ("Besanc\u0327on", "Besan\u00e7on")
     name = "\u5c45\u91cc\u592b\u4eba"
     assert quoted(f"\u7b54\u6848\u662f{name}\u3002", f"{name}\u53d1\u73b0\u4e86\u954d\u3002", "")[0][0] == name
 
@@ -76,6 +77,7 @@ def test_scripts_without_spaces() -> None:
         ("[1-3]", {1: [(0, 5)], 2: [(0, 5)], 3: [(0, 5)]}),
         ("[1\u20132, 3]", {1: [(0, 8)], 2: [(0, 8)], 3: [(0, 8)]}),
         ("[1, 1-2]", {1: [(0, 8)], 2: [(0, 8)]}),
+        ("[1]-[3]", {1: [(0, 7)], 2: [(0, 7)], 3: [(0, 7)]}),
         ("[0-9] [1-9] [3-1] [1-] [1990-1999]", {}),
         ("A.[^1] B.[^1, ^2]", {1: [(2, 6), (9, 17)], 2: [(9, 17)]}),
         ("\uff3b\uff11\uff3d \uff3b1\uff3d [\uff12\u3000]", {1: [(0, 3), (4, 7)], 2: [(8, 12)]}),
@@ -93,7 +95,9 @@ def test_scripts_without_spaces() -> None:
         ("So:\n```python\nprint(a[1])\n```\nSee [2].", {2: [(34, 37)]}),
         ("~~~\na [1]\n~~~\n[2]", {2: [(14, 17)]}),
         ("```\na [1]\nand so on [2]", {}),
-        ("The element a[1] of set_log_scale[2], print(rows[3]), rows[1].name", {}),
+        ("print(rows[3], b, a[1]), rows[1].name, A[1] = 2", {}),
+        ("vitamin c[1]. H2O[2] = ice", {1: [(9, 12)], 2: [(17, 20)]}),
+        ("max_tokens[1] limits, see Fig. b[2]", {1: [(10, 13)], 2: [(32, 35)]}),
         ("Curie's[1] 5 m[2] [3](http://a)", {1: [(7, 10)], 2: [(14, 17)], 3: [(18, 21)]}),
     ],
 )
@@ -103,14 +107,15 @@ def test_numbers_that_an_answer_cites(answer: str, numbers: dict[int, list[tuple
 
 
 def test_a_citation_that_is_copied_from_the_instruction_cites_nothing() -> None:
-    assert cited_numbers("Cite their numbers, as in [1]. So [2].", 3, "Cite their numbers, as in [1].") == {
-        2: [(34, 37)]
-    }
+    assert [*cited_numbers("Cite their numbers, as in [1]. So [2].", 3, "Cite their numbers, as in [1].")] == [2]
 
 
-def test_a_long_answer_of_one_word_is_fast() -> None:
-    [one] = quotes("no " * 2_000, "no " * 2_000)
-    assert one.answer == (0, 5_999)
+@pytest.mark.parametrize("words", ["the ", "The. ", "the cat ", "the cat sat on the mat and it was blue. "])
+def test_a_long_answer_that_repeats_itself_is_fast(words: str) -> None:
+    [quote, *_], begin = quotes("no " * 2_000, "no " * 2_000), process_time()
+    assert quote.answer == (0, 5_999)
+    quotes(words * (90_000 // len(words)), f"It is {words}", "so the cat")
+    assert process_time() - begin < 5
 
 
 # ---- of any text: the longest common runs, by a plain loop
@@ -142,7 +147,7 @@ def test_quotes_are_the_longest_common_runs(said: list[str], read: list[str]) ->
     expected = [
         " ".join(said[begin:end])
         for begin, end in plain_runs(said, read)
-        if end - begin >= 3 or "7" in said[begin:end] or end - begin == len(said)
+        if end - begin >= 3 or "7" in said[begin:end] != ["7"] or end - begin == len(said)
     ]
     assert [answer[slice(*one.answer)] for one in found] == expected
     assert all(answer[slice(*one.answer)] == passage[slice(*one.passage)] for one in found)
@@ -156,8 +161,6 @@ def test_what_holds_of_any_quotes(answer: str, passage: str, own: str) -> None:
         assert 0 <= span[0] < span[1] <= len(text)
     assert all(one.answer[1] <= other.answer[0] for one, other in pairwise(found))
     assert all(answer[slice(*one)].strip() for one in own_spans(answer, own))
-    assert quotes(answer, passage, answer) == [], (
-        "words of the prompt itself are no quote" if len(answer.split()) > 1 else ""
-    )
+    assert quotes(answer, passage, answer) == [], "words of the prompt itself are no quote"
     spans = [span for spans in cited_numbers(answer, 9).values() for span in spans]
     assert all(0 <= begin < end <= len(answer) for begin, end in spans)

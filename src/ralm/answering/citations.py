@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.answering.quotes import Quote, TextSpan, citation_spans, cited_numbers, own_spans, quotes, word_spans
+from ralm.answering.quotes import Quote, TextSpan, citations_of, cited_numbers, own_spans, quotes, word_spans
 from ralm.reading.provenance import TracedText, attributed, contributions
 from ralm.records import DoubleArray, Passage
 
@@ -72,20 +72,13 @@ class AnswerSource:
         """What the text of an answer says about the passages of its prompt, in their order there; `own` is the prompt
         without passages."""
         cited = cited_numbers(answer, len(passages), own) if numbered else {}
-        return [
-            cls(
-                passage=passage,
-                number=number if numbered else None,
-                cited=cited.get(number, ()),
-                quotes=quotes(
-                    answer,
-                    passage.text,
-                    own,
-                    [other.contents for other in passages if other.document_id != passage.document_id],
-                ),
-            )
-            for number, passage in enumerate(passages, 1)
-        ]
+        sources = []
+        for number, passage in enumerate(passages, 1):
+            others = [other.contents for other in passages if other.document_id != passage.document_id]
+            quoted = quotes(answer, passage.text, own, others)
+            name = number if numbered else None
+            sources.append(cls(passage=passage, number=name, cited=cited.get(number, ()), quotes=quoted))
+        return sources
 
     @property
     def known(self) -> Known:
@@ -160,8 +153,8 @@ def citations(
 def _own_tokens(text: TracedText, own: str) -> NDArray[np.bool_]:
     """Whether each token (bool, T) belongs to words that stand in the prompt without passages, or to a citation."""
     written = "".join(text.texts)
-    ends = list(accumulate(map(len, text.texts)))
-    spans = [*own_spans(written, own), *citation_spans(written)]
+    ends = accumulate(map(len, text.texts))
+    spans = [*own_spans(written, own), *(citation.span() for citation in citations_of(written))]
     rows = [
         any(begin < end and end - len(one) < until for begin, until in spans)
         for one, end in zip(text.texts, ends, strict=True)

@@ -8,15 +8,17 @@ Needs no log-probabilities. A quote is a run of words of the answer that stands 
 2. Of all common runs the longest is a quote, the first of equals; then the longest on either side of it, and so on.
 3. A run is a quote if it has three words that do not stand in the prompt without passages, its instruction and
    question; or one such word that is a number, a name or rare; or if it is the whole answer, and not all of it stands
-   there. A name has at least three letters, never begins with a small one in the answer or the passage, and begins no
-   sentence in one of them. A word is rare if no other document at hand has it and it is an identifier, with a capital
-   after a small letter or an underscore or dot inside, or a compound of twelve letters or more.
+   there. A number of a list of the answer does not count as one, nor a single digit beside no other such word. A name
+   has at least three letters, never begins with a small one in the answer or the passage, and begins no sentence in one
+   of them. A word is rare if no other document at hand has it and it is an identifier, with a capital after a small
+   letter or an underscore or dot inside, or a compound of twelve letters or more.
 4. Two words or more that stand one after the other in the prompt without passages are no part of a quote.
 """
 
 import unicodedata
+from bisect import bisect, insort
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
+from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple, TypeAlias
 
 import regex
@@ -33,26 +35,29 @@ _RARE: Final = regex.compile(
     r"|^(?=(?:\P{L}*\p{L}){12}).*\p{L}{4}[\-\u2010\u2011]\p{L}{4}"
 )
 """The form of a rare word; state-of-the-art, and shorter compounds such as long-term, are common."""
-_NUMBERS: Final = r"\^?\d{1,4}(?:\s*[-\u2010-\u2015\u2212\uff0d~\uff5e]\s*\^?\d{1,4})?"
-"""A number of a citation, or a range of them, as in 1-3."""
+_DASH: Final = r"[-\u2010-\u2015\u2212\uff0d~\uff5e]"
+_NUMBERS: Final = rf"\^?\d{{1,4}}(?:(?:\s*{_DASH}\s*|[\]\uff3d\u3011]{_DASH}[\[\uff3b\u3010])\^?\d{{1,4}})?"
+"""A number of a citation, or a range of them, as in 1-3 or 1]-[3."""
 _CITATION: Final = regex.compile(
     rf"[\[\uff3b\u3010]\s*(?P<numbers>{_NUMBERS})(?:\s*[,;\uff0c\uff1b\u3001]\s*(?P<numbers>{_NUMBERS}))*\s*"
     r"(?:\u2020[^\[\]\u3010\u3011\n]*)?[\]\uff3d\u3011]"
 )
-"""A citation, as in [1], [2, 3], [1-3] or [^1], in brackets and digits of any width; a name may follow a dagger."""
+"""A citation, as in [1], [2, 3], [1-3], [1]-[3] or [^1], in brackets and digits of any width; after a dagger a name."""
 _OPERATOR: Final = r"(?:[=+<>]=?|(?<=\s)\*(?=\s))"
 _INDEX: Final = r"(?:\[[^\[\]\n]{0,60}\])+"
 _INDEXED: Final = rf"\b[A-Za-z_]\w*{_INDEX}"
-_NAME_OF_CODE: Final = r"(?:(?<![^\s(,=])(?<!\d\s)[a-z]|\b[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+)"
-"""A letter alone that is no unit as in 5 m, or a name with underscores."""
+_OPERAND: Final = rf"\b(?![A-Z][A-Za-z0-9]+\[){_INDEXED}"
+"""An indexed name, but for names of the world, as in H2O[1] = ice."""
 _CODE: Final = regex.compile(
     r"(?ms)^ {0,3}(?P<fence>```+|~~~+).*?(?:^ {0,3}(?P=fence)|\Z)"
     r"|(?<!`)(?P<ticks>`+)(?!`)(?:(?!\n[ \t]*\n).)+?(?<!`)(?P=ticks)(?!`)"
-    rf"|(?<=\S[ \t]?{_OPERATOR}[ \t]?){_INDEXED}|{_INDEXED}(?=[ \t]?{_OPERATOR}[ \t]?\S|\.[a-z_])"
-    rf"|(?<=\w\(){_INDEXED}|{_NAME_OF_CODE}{_INDEX}"
+    rf"|(?<=\S[ \t]?{_OPERATOR}[ \t]?){_OPERAND}|{_OPERAND}(?=[ \t]?{_OPERATOR}[ \t]?\S)"
+    rf"|(?<=\w\([^()\n]{{0,60}}){_INDEXED}|{_INDEXED}(?=\.[a-z_])"
 )
 """Code, where numbers in brackets cite nothing: fenced blocks, inline code, and indexes beside an operator, in a call,
-before a member, or after a name of code."""
+or before a member."""
+_LISTED: Final = regex.compile(r"(?m)(?:^|[.!?:;])[ \t>*#-]*\(?\K\d{1,2}(?=[.)]\s)")
+"""A number of a list, as in 1. or (2)."""
 _CONTINUES: Final = regex.compile(r"[\p{L}\p{N}\p{M},;)'\u2019\u201d][ \t]*\Z")
 """The end of a text whose next word begins no sentence."""
 _WORDS: Final = 3
@@ -89,9 +94,9 @@ def cited_numbers(answer: str, count: int, own: str = "") -> dict[int, list[Text
     """The numbers from 1 to `count` that an answer cites, as in [1] or [2, 3], each with the spans of its citations.
     Those in words that stand in `own`, the prompt without passages, are copied and cite nothing."""
     found: dict[int, list[TextSpan]] = {}
-    copied = own_spans(answer, own)
-    for citation in _citations(answer):
-        if any(begin < citation.end() and citation.start() < end for begin, end in copied):
+    copied = {place for span in own_spans(answer, own) for place in range(*span)}
+    for citation in citations_of(answer):
+        if not copied.isdisjoint(range(*citation.span())):
             continue
         for numbers in citation.captures("numbers"):
             ends = [int(number) for number in regex.findall(r"\d+", numbers)]
@@ -105,21 +110,21 @@ def quotes(answer: str, passage: str, own: str = "", others: Sequence[str] = ())
     """What an answer quotes from a passage, by the rule of this module, in the order of the answer; `own` is the prompt
     without passages, and `others` are the passages of other documents."""
     said, read, asked = _Words.of(answer), _Words.of(passage), _Words.of(own)
-    own_places = [place for run in _runs(said.forms, asked.forms, _OWN_WORDS) for place in run[:2]]
-    known, elsewhere = {*asked.forms}, _form("\n".join(others))
-    found = []
-    for part_begin, part_end in zip([0, *own_places[1::2]], [*own_places[::2], len(said.forms)], strict=True):
-        for begin, end, at in _runs(said.forms[part_begin:part_end], read.forms, 1):
-            run, length = range(part_begin + begin, part_begin + end), end - begin
-            new = [place for place in run if said.forms[place] not in known]
-            words = [answer[slice(*said.spans[place])] for place in new]
-            if (
-                len(new) >= _WORDS
-                or (new and length == len(said.forms))
-                or any(_is_name(said.forms[place], (answer, said), (passage, read)) for place in new)
-                or any(_RARE.search(word) and _form(word) not in elsewhere for word in words)
-            ):
-                found.append(Quote(said.characters(run.start, run.stop), read.characters(at, at + length)))
+    names, listed = _names((answer, said), (passage, read)), {number.start() for number in _LISTED.finditer(answer)}
+    copied = {place for begin, end, _ in _runs(said.forms, asked.forms, _OWN_WORDS) for place in range(begin, end)}
+    free = ["" if place in copied else form for place, form in enumerate(said.forms)]
+    known, elsewhere, found = {*asked.forms}, _form("\n".join(others)), []
+    for begin, end, at in _runs(free, read.forms, 1):
+        new = [place for place in range(begin, end) if said.forms[place] not in known]
+        words = [answer[slice(*said.spans[place])] for place in new]
+        told = [said.forms[place] for place in new if said.spans[place][0] not in listed]
+        if (
+            len(new) >= _WORDS
+            or (new and end - begin == len(said.forms))
+            or any(form in names and (len(form) > 1 or len(new) > 1) for form in told)
+            or any(_RARE.search(word) and _form(word) not in elsewhere for word in words)
+        ):
+            found.append(Quote(said.characters(begin, end), read.characters(at, at + end - begin)))
     return found
 
 
@@ -134,13 +139,8 @@ def own_spans(answer: str, own: str) -> list[TextSpan]:
     return [said.characters(begin, end) for begin, end, _ in _runs(said.forms, _Words.of(own).forms, _OWN_WORDS)]
 
 
-def citation_spans(answer: str) -> list[TextSpan]:
-    """The spans of all that has the form of a citation, whatever its numbers."""
-    return [one.span() for one in _citations(answer)]
-
-
-def _citations(answer: str) -> "Iterator[regex.Match[str]]":
-    """The citations of an answer, without those in code."""
+def citations_of(answer: str) -> "Iterator[regex.Match[str]]":
+    """The citations of an answer, whatever their numbers, without those in code."""
     return _CITATION.finditer(_CODE.sub(lambda code: "." * len(code[0]), answer))
 
 
@@ -148,24 +148,38 @@ def _form(text: str) -> str:
     return unicodedata.normalize("NFC", text).casefold()
 
 
-def _is_name(form: str, *texts: tuple[str, _Words]) -> bool:
-    """Whether a word of these texts is a number or a name."""
-    if any(one.isdecimal() for one in form):
-        return True
-    places = [(text, span[0]) for text, words in texts for one, span in zip(*words, strict=True) if one == form]
-    is_capital = len(form) >= _LETTERS and all(text[begin].isupper() for text, begin in places)
-    return is_capital and any(_CONTINUES.search(text, 0, begin) for text, begin in places)
+def _names(*texts: tuple[str, _Words]) -> set[str]:
+    """The words of these texts that are numbers or names."""
+    places: dict[str, list[tuple[str, int, int]]] = {}
+    for text, (forms, spans) in texts:
+        for form, (begin, _), (previous, _) in zip(forms, spans, [(0, 0), *spans], strict=False):
+            places.setdefault(form, []).append((text, previous, begin))
+    capitals = {form for form, at in places.items() if all(text[begin].isupper() for text, _, begin in at)}
+    inside = {form for form in capitals if any(_CONTINUES.search(*place) for place in places[form])}
+    numbers = {form for form in places if any(letter.isdecimal() for letter in form)}
+    return numbers | {form for form in inside if len(form) >= _LETTERS}
 
 
 def _runs(words: Sequence[str], others: Sequence[str], least: int) -> list[tuple[int, int, int]]:
     """Common runs of at least `least` words: the longest first, then those on either side of it; each with its first
-    place, one past its last, and its first place in the others; in ascending order."""
-    matcher = SequenceMatcher(None, words, others, autojunk=False)
-    parts, found = [(0, len(words))], []
-    while parts:
-        begin, end = parts.pop()
-        first, place, length = matcher.find_longest_match(begin, end)
-        if length >= least:
-            found.append((first, first + length, place))
-            parts += [(begin, first), (first + length, end)]
+    place, one past its last, and its first place in the others; in ascending order. Each place waits with the longest
+    run from there, and once more with what a longer one leaves of it."""
+    letters = {word: chr(number) for number, word in enumerate({*words}.intersection(others), 2)}
+    said, read = ("".join(letters.get(word, rest) for word in text) for text, rest in ((words, "\0"), (others, "\1")))
+    waiting, starts, covered, found, end = [], [len(said)], set[int](), list[tuple[int, int, int]](), 0
+    for begin in range(len(said)):
+        end, at = max(begin, end), 0
+        while end < len(said) and (at := read.find(said[begin : end + 1], at)) >= 0:
+            end += 1
+        waiting.append((begin - end, begin))
+    heapify(waiting)
+    while waiting:
+        length, begin = heappop(waiting)
+        end = min(begin - length, starts[bisect(starts, begin)])
+        if end - begin < -length and begin not in covered:
+            heappush(waiting, (begin - end, begin))
+        elif end - begin >= least and begin not in covered:
+            found.append((begin, end, read.find(said[begin:end])))
+            covered.update(range(begin, end))
+            insort(starts, begin)
     return sorted(found)
