@@ -179,11 +179,13 @@ def _check_limits(limits: Limits, unused: tuple[str, ...], why: str) -> None:
 
 
 def index_folders(given: tuple[str, ...]) -> dict[str, Path]:
-    """The folders of indexes by name, which is that of the folder if none is given; UsageError if two have the same."""
+    """The folders of indexes by name, by default that of the folder; UsageError if two are equal or one has a `/`."""
     folders: dict[str, Path] = {}
     for argument in given:
         name, _, folder = argument.rpartition("=")
         name = name or Path(folder).resolve().name
+        if "/" in name:
+            raise UsageError(f"no index can be called {name!r}, which has a /: give NAME=DIR with another name.")
         if name in folders:
             raise UsageError(f"two indexes are called {name!r}: give NAME=DIR to tell them apart.")
         folders[name] = Path(folder)
@@ -220,7 +222,7 @@ def mcp_command(
 ) -> None:
     """Search indexes for an agent, by the Model Context Protocol over standard input and output.
 
-    The tools are `search` and `fetch`; documents are resources. `ralm serve` has the same at /mcp.
+    The tools are `search` and `fetch`. `ralm serve` has the same at /mcp.
 
     Example: `ralm mcp -i my-index`
     """
