@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ralm.lm.api.endpoint import PROVIDERS, Provider
 from tests.api.writing import Reply
 from tests.cli.program import done, failed, printed, ralm
 from tests.serving.chat_upstream import NAME, WORDS, ChatUpstream
@@ -40,13 +41,19 @@ def test_a_question_is_one_request(upstream: ChatUpstream, index: Path) -> None:
     assert "[1] The Sea\nThe whales sing in the deep blue sea by night." in message["content"]
     assert message["content"].endswith(QUESTION)
     assert printed(*asked(upstream, "--index", index, "--documents", 2)) == answer
-    assert len(upstream.server.requests) == 1, "the answer is stored"
+    assert len(upstream.server.requests) == 2, "there may be another model now"
+
+
+def test_openai_draws_as_it_does_by_default(upstream: ChatUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROVIDERS, "openai", Provider(upstream.server.url, "KEY"))
+    monkeypatch.setenv("KEY", "secret")
+    for more in ((), (), ("--temperature", 0)):
+        done("ask", QUESTION, "--lm", f"openai:{NAME}", *more)
+    assert [request.body.get("temperature") for request in upstream.server.posts] == [None, 0.0]
 
 
 def test_what_is_named_is_sent(upstream: ChatUpstream) -> None:
-    out = done(
-        *asked(upstream, "--new-tokens", 5, "--temperature", 0.5, "--seed", 3, "--stop", "a", "--prompt", "chat")
-    )
+    out = done(*asked(upstream, "--new-tokens", 5, "--temperature", 0.5, "--seed=3", "--stop=a", "--prompt=chat"))
     assert out.out == "".join(WORDS) + "\n"
     sampled = {"max_tokens": 5, "temperature": 0.5, "seed": 3, "top_p": 1.0, "stop": ["a"]}
     assert upstream.last.body == {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], **sampled}
@@ -56,13 +63,13 @@ def test_what_is_named_is_sent(upstream: ChatUpstream) -> None:
     ("more", "said"),
     [
         (("--reader", "ensemble:documents=2"), "leave out --reader ensemble and --rerank"),
-        (("--max-length", 64), "has no effect on a chat API, whose tokens are not counted"),
+        (("--max-length", 64), "--max-length has no effect on a chat API"),
+        (("--top-k", 5, "--temperature", 1), "--top-k has no effect on a chat API"),
+        (("--lm-args", "answers=x"), "--lm-args answers=x has no effect on a chat API"),
         (("--lm-args", "tokenizer=gpt2"), "--lm-args tokenizer=gpt2 has no effect on a chat API"),
     ],
 )
-def test_what_has_no_effect_is_rejected(
-    more: tuple[object, ...], said: str, upstream: ChatUpstream, index: Path
-) -> None:
+def test_what_has_no_effect(more: tuple[object, ...], said: str, upstream: ChatUpstream, index: Path) -> None:
     failed(ralm(*asked(upstream, "--index", index, *more)), 2, said)
     assert upstream.server.requests == []
 

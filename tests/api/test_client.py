@@ -182,7 +182,7 @@ def test_a_server_that_is_away(tmp_path: Path) -> None:
         with pytest.raises(ServerError, match=r"cannot be reached or broke off \(Connection refused\)") as error:
             list(client.answers(asked(range(100))))
         assert "tried 3 times over" in str(error.value)
-        assert "Answers so far are stored" in str(error.value)
+        assert "stored answers are not asked for twice" in str(error.value)
         assert error.value.status is None
         assert client.usage.requests <= 16
         with pytest.raises(ServerError, match="Connection refused"):

@@ -16,13 +16,14 @@ from ralm.retrieval.remote import RemoteRetriever
 from ralm.retrieval.retriever import RetrieverOptions
 from tests.api.scripted_server import HttpServer, Request
 from tests.api.writing import Reply
-from tests.cli.program import MODEL_LENGTH, TEXT, done, failed, printed, ralm as run, write_stories
+from tests.cli.program import MODEL_LENGTH, TEXT, done, printed, ralm as run, write_stories
 from tests.runs.test_resume import PLAN, TEXT as LETTERS, Stopped
 from tests.serving.process import running
 
 _OURS = {"passage", "passages", "seconds"}
 QUERIES = ["Which dog keeps sheep?", "", "whales sing", "xyzzy"] * 40
 SEARCH_R1 = {"id": 7, "contents": '"The Sea"\nThe whales sing.\nBy night.', "other": None}
+SERVICE = ["ask", "a?", "--retriever", "http://127.0.0.1:9"]
 FORMS = ["--reader", "ensemble:documents=2", *MODEL_LENGTH, "-m", "ralm-tiny"]
 
 
@@ -52,8 +53,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def search_r1(request: Request) -> Reply:
     """What the server of Search-R1 answers: `topk` documents of each query, which it takes from its corpus."""
-    entry = {"document": SEARCH_R1, "score": 12.5}
-    return Reply({"result": [[entry] for _ in request.body["queries"]]})
+    return Reply({"result": [[{"document": SEARCH_R1, "score": 12.5}] for _ in request.body["queries"]]})
 
 
 def found_by(url: str) -> FromRetriever:
@@ -74,11 +74,8 @@ def test_hits_and_passages_are_those_of_the_index(work: Path, url: str) -> None:
     for k in (1, 5, 30):
         expected, hits = open_retriever(index).retrieve(QUERIES, k), remote.retrieve(QUERIES, k)
         for row in range(len(QUERIES)):
-            found = [(remote.passages[number], score) for number, score in hits.of(row)]
-            local = [(index.passages[number], score) for number, score in expected.of(row)]
-            assert [(without_number(one), score) for one, score in found] == [
-                (without_number(one), score) for one, score in local
-            ]
+            found = [(without_number(remote.passages[number]), score) for number, score in hits.of(row)]
+            assert found == [(without_number(index.passages[number]), score) for number, score in expected.of(row)]
     assert len(remote.passages) <= len(index.passages)
     assert [one.number for one in remote.passages] == [*range(len(remote.passages))]
 
@@ -133,29 +130,36 @@ def test_search_r1() -> None:
         ("7", "The Sea", "The whales sing.\nBy night.")
     ]
     assert {(one.path, one.key) for one in server.requests} == {("/retrieve?corpus=wiki", "secret")}
-    assert sorted(len(one.body["queries"]) for one in server.requests) == [1, 2, 64, 64]
-    assert server.requests[-1].body.keys() == {"queries", "topk", "return_scores"}
+    assert sorted(len(one.body["queries"]) for one in server.requests) == [2, 5, 5, 64, 64]
+    assert server.requests[0].body.keys() == {"queries", "topk", "return_scores"}
 
 
 def test_another_index_is_another_run() -> None:
-    result = [[{"document": {"id": "a", "contents": "a\nb"}, "score": 1}]]
+    def reply(request: Request) -> Reply:
+        contents = [query.replace("album", text) for query in request.body["queries"]]
+        rows = [[{"document": {"id": "a", "contents": content}, "score": score}] for content in contents]
+        return Reply({"result": rows, **told})
+
+    first, second = {"fingerprint": "1"}, {"fingerprint": "2"}
     prints: list[Any] = []
-    for answer in ({}, {}, {"fingerprint": "1"}, {"fingerprint": "2"}):
-        reply = Reply({"result": result, **answer})
-        prints.append(asked(lambda _, reply=reply: reply, ["a"]).config["fingerprint"])  # type: ignore[misc]
-    assert prints[0] == prints[1]
-    assert len({*prints}) == 3
-    answers = iter([Reply({"result": result, "fingerprint": "1"}), Reply({"result": result, "fingerprint": "2"})])
-    with pytest.raises(ServerError, match="has another index now than when this began"):
-        asked(lambda _: next(answers), ["a"])
+    for case in (("", 1, {}), ("", 1, {}), ("b", 1, {}), ("", 2, {}), ("", 1, first), ("", 1, second)):
+        text, score, told = case
+        prints.append(asked(reply, ["a"]).config["fingerprint"])
+    assert (prints[0], len({*prints})) == (prints[1], 5)
+    for before, now, queries in (({}, {}, 65), (first, second, 1)):
+        with HttpServer(reply) as server, pytest.raises(ServerError, match="has another index now than when"):
+            text, told = "", before
+            source = found_by(server.root)
+            text, told = "b", now
+            source.search(["a"] * queries, 3)
 
 
 @pytest.mark.parametrize(
-    ("result", "fault"),
+    ("answer", "fault"),
     [
         (None, "gave no passages with scores: at result, Input should be a valid list"),
-        ([], "gave 0 lists of at most 0 passages for 1 queries"),
-        ([[], []], "gave 2 lists of at most 0 passages for 1 queries"),
+        ([], "gave 0 lists of at most 0 passages for 5 queries"),
+        ([[], []], "gave 2 lists of at most 0 passages for 5 queries"),
         ([[SEARCH_R1]], "at result.0.0.document, Field required"),
         ([[{"document": SEARCH_R1, "score": float("nan")}]], "at result.0.0.score, Input should be"),
         ([[{"document": SEARCH_R1, "score": 1e300}]], "at result.0.0.score, Input should be"),
@@ -164,55 +168,38 @@ def test_another_index_is_another_run() -> None:
         ([[{"document": {"contents": "half \ud800"}, "score": 1}]], "half of a character"),
         ([[{"document": {"id": ["a"], "contents": ""}, "score": 1}]], "at result.0.0.document.id, Input should be"),
         ([[{"document": {**SEARCH_R1, "metadata": 1}, "score": 1}]], "at result.0.0.document.metadata"),
-        ([[{"document": SEARCH_R1, "score": 1}] * 11], "gave 1 lists of at most 11 passages for 1 queries and"),
-    ],
-)  # fmt: skip
-def test_other_answers_are_one_sentence(result: Any, fault: str) -> None:
-    with pytest.raises(ServerError) as raised:
-        asked(lambda _: Reply({"result": result}), ["a"])
-    assert fault in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("reply", "fault"),
-    [
+        ([[{"document": SEARCH_R1, "score": 1}] * 11] * 5, "gave 5 lists of at most 11 passages for 5 queries and"),
         (Reply({"error": "no"}, 401), "rejected the key in the environment variable RALM_RETRIEVER_KEY (401: no)."),
         (Reply({"error": "no"}, 404), "/retrieve (404: no)."),
         (Reply({"error": "slow"}, 429), "limits the rate of requests (429: slow); tried once. Wait a while."),
         (Reply({"error": "oops"}, 500), "failed (500: oops); tried once."),
         (Reply("<html>", 200), "answered with '<html>', not with a JSON object"),
         (Reply('{"result": ' + "[" * 100_000), "not with a JSON object"),
-        (Reply({"result": "x" * 3_000_000}), "its answer has more than 1,114,112 bytes"),
+        (
+            Reply('{"result": [], "fingerprint": ' + "[" * 970 + "]" * 970 + "}"),
+            "at fingerprint, Input should be a valid string.",
+        ),
+        (Reply({"result": [], "fingerprint": float("nan")}), "at fingerprint, Input should be a valid string."),
+        (Reply({"result": "x" * 5_000_000}), "its answer has more than 4,325,376 bytes"),
         (Reply({"result": []}, cut_after=5), "cannot be reached or broke off"),
         (Reply({"result": []}, cut_after=-1), "cannot be reached or broke off"),
     ],
-)
-def test_failures_are_one_sentence(reply: Reply, fault: str) -> None:
+)  # fmt: skip
+def test_failures_are_one_sentence(answer: Any, fault: str) -> None:
     with pytest.raises(ServerError) as raised:
-        asked(lambda _: reply, ["a"])
+        asked(lambda _: answer if isinstance(answer, Reply) else Reply({"result": answer}), ["a"])
     assert fault in str(raised.value)
+    assert "\n" not in str(raised.value)
     assert "secret" not in str(raised.value)
     assert "stored" not in str(raised.value)
 
 
 def test_equal_passages_of_a_query_stay_apart_and_fewer_are_fine() -> None:
     entries = [{"document": SEARCH_R1, "score": 2}, {"document": SEARCH_R1, "score": 1}]
-    source = asked(
-        lambda request: Reply({"result": [entries[: request.body["topk"]] for _ in request.body["queries"]]}),
-        ["a", "b"],
-        9,
-    )
+    source = asked(lambda request: Reply({"result": [entries for _ in request.body["queries"]]}), ["a", "b"], 9)
     assert len(source.passages) == 2
     none = asked(lambda request: Reply({"result": [[] for _ in request.body["queries"]]}), ["a"])
     assert len(none.passages) == 0
-
-
-@pytest.mark.parametrize("option", ["--where", "--forbidden-titles", "--distinct", "--expand"])
-def test_options_of_an_index_are_rejected(option: str, work: Path) -> None:
-    value = {"--where": "id == 'a'", "--distinct": "text", "--expand": "2"}.get(option, work / "text.txt")
-    answer = run("ask", "a?", "-m", "ralm-tiny", "--retriever", "http://127.0.0.1:9", option, value)
-    failed(answer, 2, f"{option} has no effect on the search service http://127.0.0.1:9: set it where that is started.")
 
 
 @pytest.mark.parametrize(
@@ -223,6 +210,11 @@ def test_options_of_an_index_are_rejected(option: str, work: Path) -> None:
         (["retrieve", "TEXT", "--out", "OUT"], "passages are found in an index: give --index, or the URL"),
         (["ask", "a?", "--retriever", "http://127.0.0.1:9:nprobe=2"], "is not a URL; write http://HOST:PORT."),
         (["ask", "a?", "--retriever", "http://me:key@host"], "put the key into RALM_RETRIEVER_KEY."),
+        ([*SERVICE, "--where", "id == 'a'"], "--where has no effect on the search service http://127.0.0.1:9: set it"),
+        ([*SERVICE, "--forbidden-titles", "TEXT"], "--forbidden-titles has no effect on the search service"),
+        ([*SERVICE, "--distinct", "text"], "--distinct has no effect on the search service"),
+        ([*SERVICE, "--expand", "2"], "--expand has no effect on the search service"),
+        (["serve", "--index", "a/b=x"], "no index can be called 'a/b', which has a /: give NAME=DIR"),
         (["ask", "a?", "--reader", "http://127.0.0.1:9"], "is not known: write one of in-context"),
     ],
 )

@@ -3,7 +3,7 @@
 Nothing but the request is asked of the server: no tokenizer, no log-probabilities.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -22,8 +22,6 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.provenance import passage_as_json
 from ralm.reading.sources import FromRetriever
 from ralm.records import Passage
-
-_PATH = "/chat/completions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +42,18 @@ class TextAnswer:
 
 
 class ChatApi:
-    """A model that answers messages, by its name as in `ralm.lm.api.endpoint`; close its `client`. Answers are drawn as
-    the server does by default, but for the `sampling` that is named, and the greedy ones of both papers."""
+    """A model that answers messages, by its name as in `ralm.lm.api.endpoint`; close its `client`.
 
-    def __init__(self, name: str, options: ApiOptions | None = None) -> None:
+    Its answers are greedy, as in both papers, or drawn as the options say; OpenAI's models, some of which reject any
+    temperature, get one only if it is `named`. Only answers of a provider are stored: what is at a URL may change.
+    """
+
+    def __init__(self, name: str, options: ApiOptions | None = None, named: Container[str] = ()) -> None:
         self.client = Client(endpoint_of(name), options)
         endpoint = self.client.endpoint
-        self.client.identity = sha256(f"{endpoint.url} {endpoint.model}".encode()).hexdigest()[:16]
+        self._sends_temperature = "temperature" in named or not endpoint.is_openai
+        if not endpoint.is_url:
+            self.client.identity = sha256(f"{endpoint.url} {endpoint.model}".encode()).hexdigest()[:16]
 
     def answers(
         self,
@@ -72,10 +75,8 @@ class ChatApi:
         texts = self.client.answers(requests)
         for question, shown, text in zip(questions, passages, texts, strict=True):
             own = str(prompt.same_words(several=len(shown) > 1).text(question, ()))
-            numbered = prompt.numbers_passages
-            yield TextAnswer(
-                question=question, text=text, sources=AnswerSource.of_text(text, shown, own, numbered=numbered)
-            )
+            sources = AnswerSource.of_text(text, shown, own, numbered=prompt.numbers_passages)
+            yield TextAnswer(question=question, text=text, sources=sources)
 
     def _request(
         self, question: str, passages: Sequence[Passage], prompt: QuestionPrompt, options: AnswerOptions
@@ -87,14 +88,15 @@ class ChatApi:
             "model": endpoint.model,
             "messages": [{"role": message.role, "content": message.content} for message in asked.messages],
             limit: options.new_tokens,
-            "temperature": options.temperature,
         }
+        if self._sends_temperature:
+            body["temperature"] = options.temperature
         if options.temperature > 0:
             body |= {"seed": options.seed, "top_p": options.top_p}
         if options.stop:
             body["stop"] = [*options.stop]
         tokens = sum(len(message.content.encode()) for message in asked.messages)
-        return ApiRequest(_PATH, body, tokens, options.new_tokens).parsed(_answer_text, str)
+        return ApiRequest("/chat/completions", body, tokens, options.new_tokens).parsed(_answer_text, str)
 
 
 def _passages(question: str, source: FromRetriever | None, reader: Reader) -> list[Passage]:

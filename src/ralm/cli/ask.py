@@ -10,7 +10,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.cli import flags, models, options
 from ralm.errors import UsageError, extra
 from ralm.grammar import keys_text
-from ralm.lm.api.endpoint import ApiOptions, RequestOptions, is_api
+from ralm.lm.api.endpoint import ApiOptions, RequestOptions, endpoint_of, is_api
 from ralm.lm.registry import API_PACKAGES, ModelOptions
 from ralm.options import Option
 from ralm.settings import PipelineOptions
@@ -32,7 +32,7 @@ def ask_command(
         str | None,
         Option(
             'Prompt by name (in-context-ralm, replug, chat:system="Be brief."), or a TOML file.',
-            default_text=options.PROMPT_TEXT,
+            default_text=f"chat API: numbered; {options.PROMPT_TEXT}",
         ),
     ] = None,
     answering: Annotated[AnswerOptions, Option("How an answer is drawn.", without=("join",))],
@@ -87,16 +87,17 @@ def _ask_chat_api(
     as_json: bool,
 ) -> None:
     """Ask a model behind an API, and print its answers with their sources."""
-    if answering.max_length is not None:
-        raise UsageError(
-            f"{given['max_length']} has no effect on a chat API, whose tokens are not counted: leave it out."
-        )
+    for option in ("max_length", "top_k"):
+        if option in given:
+            raise UsageError(f"{given[option]} has no effect on a chat API: leave it out.")
     if pipeline.reading.mixes or pipeline.reading.reranks:
         raise UsageError(
             "`ralm ask` puts all passages into one request for a chat API: leave out `reader` ensemble and `rerank`; "
             "`ralm qa` and `generate` have them."
         )
     requests = {field.name: getattr(pipeline.model.api, field.name) for field in fields(RequestOptions)}
+    if endpoint_of(pipeline.lm).is_url:
+        del requests["answers"]  # none is stored
     if keys := keys_text(pipeline.model, ModelOptions(api=ApiOptions(**requests))):
         raise UsageError(f"`lm_args` {keys} has no effect on a chat API that is asked one request: leave it out.")
     pipeline.check_source()
@@ -107,7 +108,7 @@ def _ask_chat_api(
     from ralm.reading.sources import FromRetriever
 
     with extra("api", "models behind an API need", API_PACKAGES):
-        api = ChatApi(pipeline.lm, pipeline.model.api)
+        api = ChatApi(pipeline.lm, pipeline.model.api, given)
     models.closed_at_end(pipeline.lm, pipeline.model, api)
     source = None if pipeline.index is None else FromRetriever.of_index(pipeline.index, pipeline.retrieval)
     chosen = ralm.open_prompt(prompt or "numbered")

@@ -179,11 +179,13 @@ def _check_limits(limits: Limits, unused: tuple[str, ...], why: str) -> None:
 
 
 def index_folders(given: tuple[str, ...]) -> dict[str, Path]:
-    """The folders of indexes by name, which is that of the folder if none is given; UsageError if two have the same."""
+    """The folders of indexes by name, by default that of the folder; UsageError if two are equal or one has a `/`."""
     folders: dict[str, Path] = {}
     for argument in given:
         name, _, folder = argument.rpartition("=")
         name = name or Path(folder).resolve().name
+        if "/" in name:
+            raise UsageError(f"no index can be called {name!r}, which has a /: give NAME=DIR with another name.")
         if name in folders:
             raise UsageError(f"two indexes are called {name!r}: give NAME=DIR to tell them apart.")
         folders[name] = Path(folder)
@@ -194,19 +196,10 @@ def _print_requests(url: str, model: str) -> None:
     """Print requests to try."""
     from ralm.cli.output import print_line
 
-    ask: dict[str, Any] = {"model": model, "prompt": "The function open() opens a", "max_tokens": 24, "temperature": 0}
-    for said, more in (
-        ("with the passage that BM25 finds, every 4 tokens", {}),
-        ("without passages", {"ralm": {"index": None}}),
-        (
-            "with four passages, averaged, and the gain from each",
-            {"ralm": {"reader": "ensemble:documents=4", "gain": True}},
-        ),
-        ("as a stream", {"stream": True}),
-    ):
-        body = json.dumps({**ask, **more})
-        print_line(f"\n# {said}\ncurl -s {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'")
-    print_line(f"\ncurl -s '{url}/search?q=open+a+file&k=3'\ncurl -s {url}/v1/models")
+    parts = {"reader": "ensemble:documents=4", "gain": True}
+    body = json.dumps({"model": model, "prompt": "The function open() opens a", "max_tokens": 24, "ralm": parts})
+    print_line(f"\ncurl -s {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'")
+    print_line(f"curl -s '{url}/search?q=open+a+file&k=3'\ncurl -s {url}/v1/models")
     sys.stdout.flush()  # also into a pipe: the server goes on
 
 
@@ -220,7 +213,7 @@ def mcp_command(
 ) -> None:
     """Search indexes for an agent, by the Model Context Protocol over standard input and output.
 
-    The tools are `search` and `fetch`; documents are resources. `ralm serve` has the same at /mcp.
+    The tools are `search` and `fetch`. `ralm serve` has the same at /mcp.
 
     Example: `ralm mcp -i my-index`
     """

@@ -5,7 +5,7 @@
 
 Queries go out in batches, several at once. A passage has no number there: it gets one here when it first comes. Nothing
 is kept between runs. The index is identified by the `fingerprint` of an answer, as ralm's server gives it, or else by
-the passage that is found for a fixed query.
+the passages and scores of fixed queries.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 from weakref import finalize
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from ralm.errors import ServerError
 from ralm.lm.api.client import LoopThread
@@ -36,7 +36,7 @@ _BYTES_A_PASSAGE: Final = 64 << 10
 """The maximum size of an answer: fixed bytes, and bytes for each passage."""
 _AT_ONCE: Final = 4
 """Requests that are in flight at once."""
-_PROBE: Final = "The quick brown fox jumps over the lazy dog."
+_PROBES: Final = ["history of the city", "the first president", "return a function", "album of 2010", "der la de en 1"]
 
 
 def _whole(text: str) -> str:
@@ -74,7 +74,16 @@ class _Found(BaseModel):
     score: Annotated[Score, Field(strict=True)]
 
 
-_RESULT: Final = TypeAdapter(list[list[_Found]])
+class _Answer(BaseModel):
+    """The passages of each query, and what identifies the index, if the service tells it."""
+
+    result: list[list[_Found]]
+    fingerprint: _Text | None = None
+
+    def identity(self) -> str:
+        """The hash that identifies the index, if this is the answer to the probes."""
+        rows = [[(found.document.id, found.document.contents, found.score) for found in row] for row in self.result]
+        return hashlib.sha256(to_json(self.fingerprint or rows).encode()).hexdigest()
 
 
 class RemoteRetriever:
@@ -82,7 +91,7 @@ class RemoteRetriever:
 
     The service is asked on creation; `passages` are those that it gave so far, by number. Raises UsageError if it is no
     such URL, and ServerError, here and on use, if the service does not answer, answers with something else, or gets
-    another index meanwhile.
+    another index meanwhile, which without a fingerprint is seen only after several batches.
     """
 
     def __init__(self, url: str) -> None:
@@ -95,10 +104,8 @@ class RemoteRetriever:
         finalize(self, self._loop.close)
         self.passages: list[Passage] = []
         self._numbers: dict[tuple[str, str, int], int] = {}
-        [(answer, rows)] = self._answers([[_PROBE]], 1)
-        self._told = answer.get("fingerprint")
-        identity = [found.document.model_dump() for found in rows[0]] if self._told is None else self._told
-        self._fingerprint = hashlib.sha256(to_json([query, identity]).encode()).hexdigest()
+        [answer] = self._answers([_PROBES], 10)
+        self._told, self._fingerprint = answer.fingerprint, answer.identity()
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -113,15 +120,18 @@ class RemoteRetriever:
         groups = [batches[first : first + _AT_ONCE] for first in range(0, len(batches), _AT_ONCE)]
         pairs = []
         for group in track(groups, "Retrieving", len(groups)) if len(groups) > 1 else groups:
-            for answer, rows in self._answers(group, k):
-                if answer.get("fingerprint") != self._told:
-                    raise ServerError(
-                        f"{self._endpoint.url} has another index now than when this began, or searches it in another "
-                        "way: run this again.",
-                        200,
-                    )
-                pairs += [self._numbered(row) for row in rows]
+            for answer in self._answers(group, k):
+                self._check(answer.fingerprint, self._told)
+                pairs += [self._numbered(row) for row in answer.result]
+        if not self._told and len(batches) > 1:
+            [answer] = self._answers([_PROBES], 10)
+            self._check(answer.identity(), self._fingerprint)
         return Hits.from_pairs(pairs)
+
+    def _check(self, now: str | None, before: str | None) -> None:
+        """Raise ServerError if what identifies the index has changed."""
+        if now != before:
+            raise ServerError(f"{self._endpoint.url} has another index now than when this began: run this again.", 200)
 
     def _numbered(self, row: Sequence[_Found]) -> list[tuple[int, float]]:
         """The number and score of each passage of a query; equal passages of one query have numbers of their own."""
@@ -136,30 +146,30 @@ class RemoteRetriever:
             pairs.append((number, found.score))
         return pairs
 
-    def _answers(self, batches: Sequence[list[str]], k: int) -> list[tuple[JsonObject, list[list[_Found]]]]:
-        """The answer to each batch of queries, and the passages in it."""
+    def _answers(self, batches: Sequence[list[str]], k: int) -> list[_Answer]:
+        """The answer to each batch of queries."""
 
         async def answers() -> list[JsonObject]:
             return await asyncio.gather(*(self._send(batch, k) for batch in batches))
 
         found: Any = self._loop.run(answers)
-        return [(answer, self._rows(answer, len(batch), k)) for answer, batch in zip(found, batches, strict=True)]
+        return [self._parsed(answer, len(batch), k) for answer, batch in zip(found, batches, strict=True)]
 
     async def _send(self, batch: list[str], k: int) -> JsonObject:
         body: JsonObject = {"queries": [*batch], "topk": k, "return_scores": True}
         max_bytes = _BYTES + _BYTES_A_PASSAGE * len(batch) * k
         return await self._transport.send("POST", self._path, body, max_bytes=max_bytes)
 
-    def _rows(self, answer: JsonObject, queries: int, k: int) -> list[list[_Found]]:
-        """The passages of each query in an answer; ServerError if it has others."""
+    def _parsed(self, content: JsonObject, queries: int, k: int) -> _Answer:
+        """An answer with the passages of each query; ServerError if it has others."""
         place = f"{self._endpoint.url}/retrieve"
         try:
-            rows = _RESULT.validate_python(answer.get("result"))
+            answer = _Answer.model_validate(content)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, ("result", *first["loc"])))
+            where = ".".join(map(str, first["loc"]))
             raise ServerError(f"{place} gave no passages with scores: at {where}, {first['msg']}.", 200) from None
-        if len(rows) != queries or max(map(len, rows), default=0) > k:
-            counts = f"{len(rows):,} lists of at most {max(map(len, rows), default=0):,} passages"
+        if len(answer.result) != queries or max(map(len, answer.result), default=0) > k:
+            counts = f"{len(answer.result):,} lists of at most {max(map(len, answer.result), default=0):,} passages"
             raise ServerError(f"{place} gave {counts} for {queries:,} queries and `topk` {k:,}.", 200)
-        return rows
+        return answer

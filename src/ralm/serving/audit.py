@@ -98,13 +98,10 @@ class AuditLog(WatchedFileHandler):
             line = json.dumps(value, separators=(",", ":"))
             self.handle(logging.LogRecord("ralm.audit", logging.INFO, "", 0, line, None, None))
         except Exception:  # noqa: BLE001  # a request does not fail by its log
-            self._lost()
+            self.handleError(None)
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002  # as the base class
+    def handleError(self, record: logging.LogRecord | None) -> None:  # noqa: ARG002  # as the base class
         """Log that a line was lost."""
-        self._lost()
-
-    def _lost(self) -> None:
         _LOG.error("a line of the audit log %s was lost: %s", self.baseFilename, sys.exc_info()[1])
 
 

@@ -71,23 +71,18 @@ class LocalService(ModelService):
     @property
     def description(self) -> dict[str, Any]:
         """Return the length of the model, the maximum of new tokens, and what requests may ask for."""
-        new_tokens = self.options.limits.new_tokens
+        length, new_tokens = self.settings.plan.max_length, self.options.limits.new_tokens
         can = {
             "chat": not self.prompt.chat or has_chat_template(self.model.tokenizer),
             "turns": self.prompt.chat,
             "completions": True,
         }
         return {
-            "max_model_len": self.max_length,
-            "most_new_tokens": self.max_length if new_tokens is None else new_tokens,
+            "max_model_len": length,
+            "most_new_tokens": length if new_tokens is None else new_tokens,
             "passes_on": False,
             "can": can,
         }
-
-    @property
-    def max_length(self) -> int:
-        """Return the number of tokens that the model reads at once."""
-        return self.settings.plan.max_length
 
     def warm_up(self) -> None:
         """Generate a token, so that the first request does not wait for compiling."""

@@ -110,8 +110,9 @@ class McpServer:
         try:
             found: Any = await (work() if receive is None else jobs.unless_gone(receive, work))
         except RalmError as error:
-            return types.CallToolResult(content=[_text(_message(error))], is_error=True)
-        return types.CallToolResult(content=[_text(json.dumps(found, ensure_ascii=False))], structured_content=found)
+            return types.CallToolResult(content=[types.TextContent(text=_message(error))], is_error=True)
+        text = types.TextContent(text=json.dumps(found, ensure_ascii=False))
+        return types.CallToolResult(content=[text], structured_content=found)
 
     def _search(self, given: dict[str, Any], entry: AuditEntry) -> dict[str, JsonValue]:
         arguments = _read_call(SearchArguments, given)
@@ -200,10 +201,6 @@ def _entry(context: _Context) -> AuditEntry:
     scope = getattr(context.request, "scope", {})
     entry: AuditEntry = scope.get(ENTRY) or AuditEntry()
     return entry
-
-
-def _text(text: str) -> types.TextContent:
-    return types.TextContent(type="text", text=text)
 
 
 def _passage_json(index: str, passage: Passage) -> dict[str, JsonValue]:

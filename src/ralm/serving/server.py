@@ -31,7 +31,6 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
     "/retrieve": {"": search.RetrieveRequest},
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
-_PACKAGE: Final = "ralm.serving"
 _ROUTER: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
 _MODEL_ROUTER: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
 _Modelled: TypeAlias = Annotated[ModelService, Depends(jobs.service_of)]
@@ -95,7 +94,7 @@ async def reload(service: jobs.Searched) -> dict[str, JsonValue]:
 @cache
 def _page(*, has_key: bool) -> HTMLResponse:
     """The page, with a policy that lets a browser run and load nothing else."""
-    html = render_page(_PACKAGE, "page.html", "ralm", {"has_key": has_key})
+    html = render_page("ralm.serving", "page.html", "ralm", {"has_key": has_key})
     policy = (
         f"default-src 'none'; script-src {_digest('script', html)}; style-src {_digest('style', html)}; "
         "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -132,7 +131,7 @@ def _models(service: ModelService) -> dict[str, JsonValue]:
     head: dict[str, JsonValue] = {"object": "model", "created": service.created, "owned_by": "ralm"}
     head["indexes"] = [*service.indexes.names]
     if isinstance(service, LocalService):
-        head["max_model_len"] = service.max_length
+        head["max_model_len"] = service.settings.plan.max_length
         head["root"] = service.model.name  # where the tokenizer is, as vLLM reports it
     return {name: {"id": name, **head, "index": index} for name, index in service.models.items()}
 

@@ -96,8 +96,7 @@ class Budget:
     def used_up(self) -> BudgetError:
         """The error of a request beyond the budget."""
         return BudgetError(
-            f"the budget is used up: {self.usage.describe()}. Answers so far are stored; raise `max_requests` and run "
-            "this again to continue."
+            f"the budget is used up: {self.usage.describe()}. Raise `max_requests` and run this again to continue."
         )
 
     def count(self, **counts: int) -> None:

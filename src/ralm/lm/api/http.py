@@ -30,7 +30,7 @@ _HEADERS: Final = {
     "Content-Type": "application/json",
     "User-Agent": f"ralm/{__version__}",
 }
-_STORED: Final = "Answers so far are stored; run this again to continue."
+_STORED: Final = "Run this again to continue; stored answers are not asked for twice."
 _LONGEST: Final = 300
 """Characters of a server's message that an error repeats."""
 _SECONDS_TO_CONNECT: Final = 10.0
@@ -294,7 +294,8 @@ class UpstreamAnswer:
         self._upstream = upstream
         self.close = response.aclose  # tells the server to stop, unless the whole body was read
         self.status = response.status_code
-        told = {name: self._clean(value) for name, value in response.headers.items() if value.isascii()}
+        ascii_ = {name: value for name, value in response.headers.items() if value.isascii()}
+        told = {name: self.without_key(value.encode()).decode() for name, value in ascii_.items()}
         self.headers = {name: value for name, value in told.items() if name.startswith(_HEADERS_PASSED_ON)}
         self.kind = told.get("content-type", "application/json")
 
@@ -313,9 +314,6 @@ class UpstreamAnswer:
         """The whole body, without the key if the server repeats it. Raises ServerError."""
         with self._upstream.errors():
             return self.without_key(await read_content(self._response, _BYTES_PASSED_ON))
-
-    def _clean(self, text: str) -> str:
-        return self.without_key(text.encode()).decode()
 
     def without_key(self, content: bytes) -> bytes:
         """Return a part of the body without the key, which a server may repeat."""
