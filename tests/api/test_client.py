@@ -234,7 +234,7 @@ def test_a_server_that_is_away(tmp_path: Path) -> None:
         ),
         (
             Reply(b"<html>Bad gateway</html>", 502, NOW),
-            "URL failed (502: <html>Bad gateway</html>); tried 2 times over 0 seconds. Answers so far",
+            "URL failed (502: <html>Bad gateway</html>); tried 2 times over 0 seconds. Run this again",
         ),
     ],
 )

@@ -145,7 +145,7 @@ def test_another_index_is_another_run() -> None:
     for case in (("", 1, {}), ("", 1, {}), ("b", 1, {}), ("", 2, {}), ("", 1, first), ("", 1, second)):
         text, score, told = case
         prints.append(asked(reply, ["a"]).config["fingerprint"])
-    assert (prints[0], len({*prints})) == (prints[1], 5)
+    assert (prints[0], prints[0], len({*prints})) == (prints[1], prints[3], 4), "scores may have noise"
     for before, now, queries in (({}, {}, 65), (first, second, 1)):
         with HttpServer(reply) as server, pytest.raises(ServerError, match="has another index now than when"):
             text, told = "", before
@@ -180,7 +180,7 @@ def test_another_index_is_another_run() -> None:
             "at fingerprint, Input should be a valid string.",
         ),
         (Reply({"result": [], "fingerprint": float("nan")}), "at fingerprint, Input should be a valid string."),
-        (Reply({"result": "x" * 5_000_000}), "its answer has more than 4,325,376 bytes"),
+        (Reply({"result": "x" * 5_000_000}), "its answer has more than 1,376,256 bytes"),
         (Reply({"result": []}, cut_after=5), "cannot be reached or broke off"),
         (Reply({"result": []}, cut_after=-1), "cannot be reached or broke off"),
     ],
@@ -196,7 +196,9 @@ def test_failures_are_one_sentence(answer: Any, fault: str) -> None:
 
 def test_equal_passages_of_a_query_stay_apart_and_fewer_are_fine() -> None:
     entries = [{"document": SEARCH_R1, "score": 2}, {"document": SEARCH_R1, "score": 1}]
-    source = asked(lambda request: Reply({"result": [entries for _ in request.body["queries"]]}), ["a", "b"], 9)
+    source = asked(
+        lambda one: Reply({"result": [entries[: one.body["topk"]]] * len(one.body["queries"])}), ["a", "b"], 9
+    )
     assert len(source.passages) == 2
     none = asked(lambda request: Reply({"result": [[] for _ in request.body["queries"]]}), ["a"])
     assert len(none.passages) == 0

@@ -83,11 +83,10 @@ class ChatApi:
     ) -> ApiRequest:
         asked = Conversation.of(question).after(prompt.system).with_question(str(prompt.text(question, passages)))
         endpoint = self.client.endpoint
-        limit = "max_completion_tokens" if endpoint.is_openai else "max_tokens"  # its newer models reject the other
         body: dict[str, JsonValue] = {
             "model": endpoint.model,
             "messages": [{"role": message.role, "content": message.content} for message in asked.messages],
-            limit: options.new_tokens,
+            endpoint.limit_field: options.new_tokens,
         }
         if self._sends_temperature:
             body["temperature"] = options.temperature

@@ -116,14 +116,15 @@ class Slot:
 
     async def in_thread(self, call: Callable[..., _Result], *arguments: Any) -> _Result:
         """Return what a function returns in a thread, which goes on if the caller is cancelled."""
-        self._holders += 1
         future = asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *arguments))
+        self._holders += 1
         future.add_done_callback(self._thread_ended)
         return await asyncio.shield(future)
 
     def _thread_ended(self, future: "asyncio.Future[Any]") -> None:
-        future.exception()  # nobody may wait for it any more
         self.leave()
+        if not future.cancelled():
+            future.exception()  # nobody may wait for it any more
 
 
 @asynccontextmanager
@@ -267,8 +268,8 @@ async def _run(request: Request, job: Job, *, stream: bool) -> Response:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; `at_end` is closed when the stream ends, also if its client goes away. A client that has not
-    read it soon after the `deadline` is disconnected."""
+    """Server-sent events; `at_end` is closed when the stream ends, also if its client goes away. Soon after the
+    `deadline` it ends, even if the client has not read all of it."""
 
     def __init__(
         self,

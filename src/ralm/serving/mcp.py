@@ -32,8 +32,6 @@ from ralm.serving.text_sources import name_of, web_address
 from ralm.version import __version__
 
 MCP_PATH: Final = "/mcp"
-_DIGITS: Final = 18
-"""The most digits of the number of a passage."""
 _Context: TypeAlias = ServerRequestContext[Any, Any]
 _Arguments = TypeVar("_Arguments", bound=requests.Body)
 
@@ -96,7 +94,8 @@ class McpServer:
         call = {"search": self._search, "fetch": self._fetch}.get(params.name)
         if call is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; there is: {', '.join(_TOOLS)}.")
-        answer = partial(call, params.arguments or {}, _entry(context))
+        entry = _entry(context)
+        answer = partial(call, params.arguments or {}, entry)
 
         def job() -> Iterator[Any]:
             yield answer()
@@ -111,6 +110,8 @@ class McpServer:
             found: Any = await (work() if receive is None else jobs.unless_gone(receive, work))
         except RalmError as error:
             return types.CallToolResult(content=[types.TextContent(text=_message(error))], is_error=True)
+        if found is None:  # the client is gone
+            entry.status = errors.GONE
         text = types.TextContent(text=json.dumps(found, ensure_ascii=False))
         return types.CallToolResult(content=[text], structured_content=found)
 
@@ -138,7 +139,7 @@ class McpServer:
     def _passage(self, index: str, number: str) -> Passage:
         """Return a passage; RequestError if there is none."""
         passages = self._service.indexes.index(index).passages if index in self._service.indexes.names else ()
-        is_number = number.isascii() and number.isdigit() and len(number) <= _DIGITS
+        is_number = number.isascii() and number.isdigit() and len(number) <= len(str(len(passages)))
         if not is_number or int(number) >= len(passages):
             raise errors.RequestError(
                 f"there is no passage {index}/{number} here; the ids of passages are in the results of `search`."

@@ -132,7 +132,7 @@ def _without_effect(name: str, value: str = "") -> errors.RequestError:
 @_ROUTER.api_route("/v1/{path:path}", methods=["GET", "POST", "DELETE", "PUT", "PATCH"], include_in_schema=False)
 async def pass_on(request: Request, path: str) -> Response:
     """Answer with what the server of the model answers; the bodies of some routes get passages."""
-    if {"", ".", ".."} & {*path.split("/")}:  # a server may read them as another path
+    if {"", ".", ".."} & {*path.removesuffix("/").split("/")}:  # a server may read them as another path
         return errors.error_response(errors.RequestError(f"there is no {request.url.path} here.", status=404))
     begin = time.monotonic()
     workers = request.app.state.workers
@@ -173,7 +173,7 @@ class _Exchange:
         self._content = content
         self._slot = slot
         self._at_end = at_end
-        self._dialect = DIALECTS.get(path) if request.method == "POST" else None
+        self._dialect = DIALECTS.get(path.removesuffix("/")) if request.method == "POST" else None
         self._service: ProxyService = request.app.state.service
         self._upstream: Upstream = request.app.state.upstream
         self._entry = entry_of(request)
@@ -212,9 +212,12 @@ class _Exchange:
     async def _found(self, dialect: Dialect, body: RequestBody, choice: Mapping[str, Any]) -> "_Found | Response":
         """Return the passages for the texts of a request; the error of the server if it was to write the query."""
         reads = await self._slot.in_thread(self._service.reads, choice)
-        texts, times, most_texts = dialect.texts(body), body.get("n") or 1, self._service.options.limits.texts
-        if len(texts) * times > most_texts:
-            message = f"{len(texts):,} prompts times `n` {times} exceed {most_texts} texts: send several requests."
+        texts, most_texts = dialect.texts(body), self._service.options.limits.texts
+        prompts = body.get("prompt")
+        count = len(prompts) if isinstance(prompts, list) and not isinstance(next(iter(prompts), 0), int) else 1
+        times = max(body.get(name) or 1 for name in _COUNTS_OF_TEXTS)
+        if count * times > most_texts:
+            message = f"{count:,} prompts times `n` {times} exceed {most_texts} texts: send several requests."
             raise errors.RequestError(message, param="n")
         self._entry.prompts = [*texts]
         queries, written = texts, dict[str, JsonValue]()
@@ -224,7 +227,7 @@ class _Exchange:
                 raise errors.RequestError(message, param="ralm.query")
             queries = [choice["query"]] * len(texts)
         elif texts and self._path == _CHATS and reads.source is not None and self._service.options.query == "rewrite":
-            asked = _rewriting(body, self._upstream.endpoint.model, self._service.options.limits.new_tokens)
+            asked = _rewriting(body, self._upstream.endpoint, self._service.options.limits.new_tokens)
             answer = await self._opened(_json(asked), "POST", self._path)
             content = await answer.content()
             if answer.status >= 400:
@@ -272,12 +275,12 @@ class _Exchange:
         return Response(whole, answer.status, answer.headers, answer.kind)
 
 
-def _rewriting(body: RequestBody, name: str, new_tokens: int | None) -> RequestBody:
+def _rewriting(body: RequestBody, endpoint: Endpoint, new_tokens: int | None) -> RequestBody:
     """Return the request for a query from a conversation."""
     turns = [turn for turn in body["messages"] if isinstance(turn, dict)]
     said = "\n".join(f"{turn.get('role')}: {text}" for turn in turns if (text := message_text(turn.get("content"))))
-    limit = {} if new_tokens is None else {"max_tokens": new_tokens}
-    return {"model": name, "messages": [{"role": "user", "content": f"{_REWRITE}\n\n{said}"}], **limit}
+    limit = {} if new_tokens is None else {endpoint.limit_field: new_tokens}
+    return {"model": endpoint.model, "messages": [{"role": "user", "content": f"{_REWRITE}\n\n{said}"}], **limit}
 
 
 def _rewritten(content: bytes) -> dict[str, JsonValue]:

@@ -96,12 +96,6 @@ class ResponseSources(TextSources):
         response: Any = value["response"]
         return {**value, "response": self.whole(response)}
 
-    @staticmethod
-    def text_parts(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the parts of text in the messages of a response."""
-        for item in objects(response.get("output")):
-            yield from (part for part in objects(item.get("content")) if isinstance(part.get("text"), str))
-
     def whole(self, value: _Value) -> _Value:
         """Return a response with its sources."""
         listed, output = list[JsonValue](), list[JsonValue]()

@@ -72,6 +72,11 @@ class Endpoint:
         """Whether it is OpenAI's own API."""
         return self.url == PROVIDERS["openai"].url
 
+    @property
+    def limit_field(self) -> str:
+        """Return the field of chats that limits new tokens: OpenAI's newer models reject the usual one."""
+        return "max_completion_tokens" if self.is_openai else "max_tokens"
+
     def address(self, path: str) -> str:
         """The full URL of a path: below the base URL, or from the server's root if it begins with `//`."""
         if path.startswith("//"):
