@@ -147,7 +147,7 @@ async def pass_on(request: Request, path: str) -> Response:
             if isinstance(answer, Response):
                 return answer
             request.app.state.service.metrics.first.observe(time.monotonic() - begin)
-            return jobs.EventStream(answer.events(), at_end.pop_all(), answer.headers, slot.deadline)
+            return jobs.EventStream(answer.events(), at_end.pop_all(), answer.answer.headers, slot.deadline)
 
     try:
         return await jobs.unless_gone(request.receive, work) or Response(status_code=errors.GONE)
@@ -211,7 +211,6 @@ class _Exchange:
 
     async def _found(self, dialect: Dialect, body: RequestBody, choice: Mapping[str, Any]) -> "_Found | Response":
         """Return the passages for the texts of a request; the error of the server if it was to write the query."""
-        reads = await self._slot.in_thread(self._service.reads, choice)
         texts, most_texts = dialect.texts(body), self._service.options.limits.texts
         prompts = body.get("prompt")
         count = len(prompts) if isinstance(prompts, list) and not isinstance(next(iter(prompts), 0), int) else 1
@@ -226,7 +225,12 @@ class _Exchange:
                 message = "`ralm.query` has no effect without a message of the user: leave it out."
                 raise errors.RequestError(message, param="ralm.query")
             queries = [choice["query"]] * len(texts)
-        elif texts and self._path == _CHATS and reads.source is not None and self._service.options.query == "rewrite":
+        elif (
+            texts
+            and self._path == _CHATS
+            and self._service.options.query == "rewrite"
+            and choice.get("index", self._service.settings.index)
+        ):
             asked = _rewriting(body, self._upstream.endpoint, self._service.options.limits.new_tokens)
             answer = await self._opened(_json(asked), "POST", self._path)
             content = await answer.content()
@@ -234,8 +238,8 @@ class _Exchange:
                 return Response(content, answer.status, answer.headers, answer.kind)
             written = _rewritten(content)
             queries = [str(written["query"] or texts[0])]
-        most = self._service.options.limits.text_bytes
-        return _Found(reads, await self._slot.in_thread(_search, queries, reads, most), written)
+        reads, passages = await self._slot.in_thread(_search, queries, self._service, choice)
+        return _Found(reads, passages, written)
 
     def _sources(self, dialect: Dialect, body: RequestBody, found: _Found) -> TextSources:
         """Return what adds the sources to the answer."""
@@ -295,12 +299,15 @@ def _rewritten(content: bytes) -> dict[str, JsonValue]:
     return {"query": query, "query_usage": answer.get("usage")}
 
 
-def _search(texts: Sequence[str], reads: ReadConfig, most: int) -> Sequence[Sequence[Passage]]:
-    """Return the passages for the beginning of each text, in the order in which they are read."""
+def _search(
+    texts: Sequence[str], service: ProxyService, choice: Mapping[str, Any]
+) -> tuple[ReadConfig, Sequence[Sequence[Passage]]]:
+    """Return how passages are found, and those for the beginning of each text in the order in which they are read."""
+    reads, most = service.reads(choice), service.options.limits.text_bytes
     found: list[Sequence[Passage]] = [()] * len(texts)
     asked = [place for place, text in enumerate(texts) if text[:most].strip()]
     if reads.source is None or not asked:
-        return found
+        return reads, found
     reader = reads.settings.reading.chosen_reader
     hits = reads.source.search([texts[place][:most] for place in asked], reader.hits)
     for row, place in enumerate(asked):
@@ -308,7 +315,7 @@ def _search(texts: Sequence[str], reads: ReadConfig, most: int) -> Sequence[Sequ
         if isinstance(reader, Concatenation):
             numbers = reader.in_order(numbers)
         found[place] = [reads.passages[number] for number in numbers]
-    return found
+    return reads, found
 
 
 def _fields(found: _Found, address: Callable[[Passage], str]) -> answers.ResponseJson:
@@ -329,79 +336,72 @@ def _count(entry: AuditEntry, service: ProxyService, value: Mapping[str, JsonVal
         service.metrics.count_tokens(*counts)
 
 
+@dataclass(slots=True, eq=False)
 class _Stream:
     """The server-sent events of an answer as they come; those that end a choice have its sources."""
 
-    def __init__(
-        self,
-        answer: UpstreamAnswer,
-        dialect: Dialect | None,
-        sources: TextSources | None,
-        service: ProxyService,
-        entry: AuditEntry,
-        slot: jobs.Slot,
-    ) -> None:
-        self.headers = answer.headers
-        self._slot = slot
-        self._answer = answer
-        self._dialect = dialect
-        self._sources = sources
-        self._service = service
-        self._entry = entry
-        self._usage: Mapping[str, JsonValue] | None = None
-        """The last event that counts tokens, those of the whole answer."""
+    answer: UpstreamAnswer
+    dialect: Dialect | None
+    sources: TextSources | None
+    service: ProxyService
+    entry: AuditEntry
+    slot: jobs.Slot
+    usage: Mapping[str, JsonValue] | None = None
+    """The last event that counts tokens, those of the whole answer."""
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the events; after an error one that says so."""
-        parts, buffer = aiter(self._answer.parts()), jobs.EventBuffer()
+        parts, buffer = aiter(self.answer.parts()), jobs.EventBuffer()
         try:
             while True:
-                async with jobs.until(self._slot.deadline):
+                async with jobs.until(self.slot.deadline):
                     part = await anext(parts, b"")
                 if not part:
                     break
                 yield b"".join([await self._event(event) for event in buffer.add(part)])
-            yield self._answer.without_key(buffer.rest)
+            yield self.answer.without_key(buffer.rest)
         except Exception as error:  # noqa: BLE001  # the status is sent already
-            yield jobs.error_event(error, self._entry)
+            yield jobs.error_event(error, self.entry)
         finally:
-            if self._usage is not None:
-                _count(self._entry, self._service, self._usage)
+            if self.usage is not None:
+                _count(self.entry, self.service, self.usage)
 
     async def _event(self, event: bytes) -> bytes:
         """Return an event as the client gets it."""
-        event = self._answer.without_key(event)
+        event = self.answer.without_key(event)
         head, _, content = event.partition(b"data:")
         value = _json_object(content)
-        if self._dialect is None or value is None:
+        if self.dialect is None or value is None:
             return event
-        for choice, text in self._dialect.answer_texts(value):
-            self._entry.wrote(choice, text)
+        for choice, text in self.dialect.answer_texts(value):
+            self.entry.wrote(choice, text)
         response = value.get("response")  # of the API of responses
         counted = response if isinstance(response, dict) else value
-        self._usage = counted if counted.get("usage") else self._usage
-        if self._sources is None or not self._sources.note(value):
+        self.usage = counted if counted.get("usage") else self.usage
+        if self.sources is None or not self.sources.note(value):
             return event
-        changed = await self._slot.in_thread(self._sources.event, value)
+        changed = await self.slot.in_thread(self.sources.event, value)
         return head + b"data: " + _json(changed) + b"\n\n"
 
 
 def _json(value: RequestBody) -> bytes:
-    """Return a value as JSON in ASCII: a server may send half a character, a lone surrogate, which UTF-8 does not
-    have."""
+    """Return a value as JSON in ASCII: a server may send a lone surrogate, which UTF-8 does not have."""
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _json_object(content: bytes) -> RequestBody | None:
-    """Return the object that JSON stands for; None for anything else, such as numbers that JSON does not have."""
-    try:
-        value = json.loads(content, parse_constant=_finite, parse_float=_finite)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _finite(text: str) -> float:
     if not isfinite(number := float(text)):
         raise ValueError(text)
     return number
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
+
+
+def _json_object(content: bytes) -> RequestBody | None:
+    """Return the object that JSON stands for; None for anything else, such as numbers that JSON does not have."""
+    try:
+        value = _DECODER.decode(content.decode())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
