@@ -72,7 +72,7 @@ def figures(modules: list[Module]) -> list[Figure]:
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
     return [
         Figure("files in src", len(modules), aim=220, limit=266),
-        Figure("lines in src", sum(lengths), aim=40_000, limit=46_290),
+        Figure("lines in src", sum(lengths), aim=40_000, limit=46_286),
         Figure("median lines of a file", statistics.median(lengths), aim=130, limit=130, at_least=True),
         Figure("lines of the longest file", max(lengths), aim=450, limit=414),
         Figure("imports, % of lines", 100 * imports / sum(lengths), aim=6, limit=7.942),

@@ -82,11 +82,6 @@ class ProxyService(ModelService):
         limit = self.options.limits.new_tokens
         return {"max_model_len": None, "most_new_tokens": limit, "passes_on": True, "can": can}
 
-    def warm_up(self) -> None:
-        """Search once, if there is an index, so that the first request does not wait for compiling."""
-        if self.indexes.names:
-            super().warm_up()
-
     def reads(self, choice: Mapping[str, Any]) -> ReadConfig:
         """Return how passages are found for a request with these choices; RequestError if one is not possible."""
         for name in choice:

@@ -59,8 +59,9 @@ class SearchService:
         self.settings = replace(settings or Settings(), index=next(iter(self.indexes.names), None))
 
     def warm_up(self) -> None:
-        """Search once, so that the first request does not wait for opening and compiling."""
-        self.found(["The first request must not wait."], 1, {})
+        """Search once, if there is an index, so that the first request does not wait for opening and compiling."""
+        if self.indexes.names:
+            self.found(["The first request must not wait."], 1, {})
 
     def check_health(self) -> None:
         """Raise RequestError if the server cannot answer any more."""
