@@ -9,7 +9,7 @@ import pytest
 from ralm import EncoderOptions, build_index, load_encoder
 from ralm.corpus.splitting import make_passages
 from ralm.serving.local import LocalService
-from tests.serving.served import DOCUMENTS, save_index, serving, tiny
+from tests.serving.served import DOCUMENTS, local, save_index, serving, tiny
 from tests.tiny_encoders import save_tiny_bert
 
 
@@ -22,7 +22,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def service(index: Path) -> LocalService:
     """The built-in model with this index."""
-    return LocalService(tiny(), folders={"few": index})
+    return local(tiny(), folders={"few": index})
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +35,7 @@ def url(service: LocalService) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def plain_url() -> Iterator[str]:
     """The address of a server without an index."""
-    with serving(LocalService(tiny())) as address:
+    with serving(local(tiny())) as address:
         yield address
 
 
@@ -58,5 +58,5 @@ def dense_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def dense_url(dense_index: Path) -> Iterator[str]:
     """The address of a server with this index."""
-    with serving(LocalService(tiny(), folders={"both": dense_index})) as url:
+    with serving(local(tiny(), folders={"both": dense_index})) as url:
         yield url

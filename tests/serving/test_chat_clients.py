@@ -8,10 +8,9 @@ import httpx
 import pytest
 
 from ralm.lm.registry import ModelOptions, load_language_model
-from ralm.serving.local import LocalService
 from tests.chat_models import save_chat_model
 from tests.serving.chat_upstream import NAME
-from tests.serving.served import events_of, serving
+from tests.serving.served import events_of, local, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ONE: list[Any] = [{"role": "user", "content": "What sings in the deep sea by night?"}]
@@ -42,7 +41,7 @@ RECORDED: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 def local_url(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of a chat model that runs in this process."""
     folder = save_chat_model(tmp_path_factory.mktemp("model") / "tiny-chat")
-    with serving(LocalService(load_language_model(str(folder), ModelOptions()), folders={"few": index})) as url:
+    with serving(local(load_language_model(str(folder), ModelOptions()), folders={"few": index})) as url:
         yield url
 
 

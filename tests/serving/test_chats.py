@@ -28,12 +28,11 @@ from ralm.reading.mixers import PosteriorWeights, UniformWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
-from ralm.serving.local import LocalService
 from ralm.serving.options import ServeOptions
 from ralm.serving.text_sources import text_key
 from tests.chat_models import POSITIONS, save_chat_model
 from tests.fakes import CountingModel, WordTokenizer
-from tests.serving.served import save_index, serving
+from tests.serving.served import local, save_index, serving
 
 CORPUS = [
     Document("hill", "The Hill", "The dog keeps the sheep on the hill.", metadata={"url": "https://a.example/hill"}),
@@ -81,7 +80,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(model: WritingModel, index: Path) -> Iterator[str]:
-    with serving(LocalService(model, folders={"texts": index})) as address:
+    with serving(local(model, folders={"texts": index})) as address:
         yield address
 
 
@@ -376,10 +375,10 @@ def test_a_passage_that_there_is_not(url: str) -> None:
 def test_a_model_without_a_chat_template(index: Path) -> None:
     tiny = load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
     body: dict[str, Any] = {"model": "ralm-tiny", "max_tokens": 8, "temperature": 0}
-    with serving(LocalService(tiny, folders={"texts": index})) as url:
+    with serving(local(tiny, folders={"texts": index})) as url:
         message = refused(url, QUESTION, **body)["message"]
         assert "ralm-tiny has no chat template: use /v1/completions" in message
-    with serving(LocalService(tiny, ServeOptions(prompt="replug"), folders={"texts": index})) as url:
+    with serving(local(tiny, ServeOptions(prompt="replug"), folders={"texts": index})) as url:
         source, options = FromRetriever.of_index(index), AnswerOptions(new_tokens=8)
         answerer = Answerer(tiny, open_prompt("replug"), source, options=options)
         [expected] = answerer.answers([QUESTION[0]["content"]])
@@ -406,11 +405,11 @@ def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingMo
 
 def test_prompts_that_are_none_of_chats(model: WritingModel) -> None:
     with pytest.raises(UsageError, match="chat-choice is for questions with choices"):
-        LocalService(model, ServeOptions(prompt="chat-choice"))
+        local(model, ServeOptions(prompt="chat-choice"))
     with pytest.raises(InputError, match="is unknown"):
-        LocalService(model, ServeOptions(prompt="absent"))
+        local(model, ServeOptions(prompt="absent"))
 
 
 def test_a_model_that_gives_text_alone_is_not_served() -> None:
     with pytest.raises(UsageError, match="words does not return the log-probabilities of all next tokens"):
-        LocalService(CountingModel(WordTokenizer(), tier="text", name="words", max_length=400))
+        local(CountingModel(WordTokenizer(), tier="text", name="words", max_length=400))

@@ -9,10 +9,9 @@ import httpx
 import pytest
 
 from ralm.lm.registry import ModelOptions, load_language_model
-from ralm.serving.local import LocalService
 from ralm.serving.requests import _NO_CHANGE
 from tests.chat_models import save_chat_model
-from tests.serving.served import serving
+from tests.serving.served import local, serving
 
 SAID: list[dict[str, Any]] = [{"role": "user", "content": "Who sings in the sea?"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -25,7 +24,7 @@ BODIES: dict[str, dict[str, Any]] = {
 def client(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = save_chat_model(tmp_path_factory.mktemp("model") / "tiny-chat")
     model = load_language_model(str(folder), ModelOptions())
-    with serving(LocalService(model, folders={"few": index})) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with serving(local(model, folders={"few": index})) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 

@@ -12,7 +12,7 @@ from ralm.lm.scoring import Scorer
 from ralm.serving.local import LocalService
 from tests.chat_models import save_chat_model
 from tests.harness.local_tasks import PAGES, answers, assert_alike, evaluated, requests, save_tasks
-from tests.serving.served import MODEL, serving, tiny
+from tests.serving.served import MODEL, local, serving, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS = ("choosing", "writing", "ending", "pages")
@@ -62,7 +62,7 @@ def test_chats_without_retrieval_are_those_of_hf(tmp_path: Path, tasks: Path) ->
     }
     expected = evaluated("hf", tasks, ["writing"], model_args=f"pretrained={folder},dtype=float32", device="cpu", **how)
     model = load_language_model(str(folder), ModelOptions(dtype="float32"))
-    with serving(LocalService(model)) as url:
+    with serving(local(model)) as url:
         arguments = f"base_url={url}/v1/chat/completions,model=tiny-chat,max_retries=1"
         found = evaluated("local-chat-completions", tasks, ["writing"], model_args=arguments, **how)
     texts = [text.replace("<s>", "") for text in answers(found, "writing")]  # `hf` leaves out special tokens

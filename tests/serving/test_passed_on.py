@@ -15,14 +15,14 @@ from tests.api.scripted_server import ScriptedServer
 from tests.api.served import behind
 from tests.serving.chat_upstream import NAME, ChatUpstream, passing_on
 from tests.serving.process import running
-from tests.serving.served import DOCUMENTS, serving
+from tests.serving.served import DOCUMENTS, served, serving
 
 QUESTION = {"messages": [{"role": "user", "content": "What do the whales sing in?"}], "max_tokens": 4}
 
 
 def test_prompts_of_completions_are_passed_on(index: Path) -> None:
     with ScriptedServer(behind(), OpenAI()) as server:
-        service = ProxyService(Endpoint(server.url, server.model), 5.0, folders={"few": index})
+        service = ProxyService(Endpoint(server.url, server.model), 5.0, served(folders={"few": index}))
         with serving(service) as url:
             for prompt, expected in (
                 ("The whales", f"The Sea\n{DOCUMENTS[1].text}\n\nThe whales"),
@@ -39,7 +39,8 @@ def test_prompts_of_completions_are_passed_on(index: Path) -> None:
 
 def test_an_ensemble_cannot_be_passed_on() -> None:
     with pytest.raises(UsageError, match="leave out `reader` ensemble and `rerank`"):
-        ProxyService(Endpoint("http://h/v1", "m"), 1.0, settings=Settings(reading=ReadingOptions(reader="ensemble")))
+        settings = Settings(reading=ReadingOptions(reader="ensemble"))
+        ProxyService(Endpoint("http://h/v1", "m"), 1.0, served(settings=settings))
 
 
 def test_the_command(index: Path, tmp_path: Path) -> None:

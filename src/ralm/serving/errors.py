@@ -43,8 +43,6 @@ GONE: Final = 499
 """The status in logs of a request whose client went away."""
 TOO_LONG: Final = "context_length_exceeded"
 """The code of errors about prompts that are too long."""
-BODY: Final = "unusable_body"
-"""The kind of pydantic's errors about a whole body; their message goes on from "the body"."""
 FIELD: Final = "unusable_field"
 """The kind of pydantic's errors about a field; their message goes on from its name."""
 NO_OBJECT: Final = "the body must be a JSON object; send it with the header Content-Type: application/json."
@@ -91,8 +89,6 @@ def validation_error(error: Mapping[str, Any], known: Sequence[str]) -> RequestE
     kind = error["type"]
     if kind == "json_invalid":
         return RequestError("the body is not JSON; send one JSON object.")
-    if kind == BODY:
-        return RequestError(f"the body {error['msg']}.")
     if kind == FIELD:
         return RequestError(f"`{param}` {error['msg']}.", param=param)
     if param is None:

@@ -7,9 +7,8 @@ the place in the queue and the limits of any other request.
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import pydantic
@@ -26,7 +25,7 @@ from ralm.records import Passage
 from ralm.retrieval.expansion import ExpandedPassages
 from ralm.serving import errors, jobs, requests
 from ralm.serving.audit import ENTRY, AuditEntry
-from ralm.serving.search import chosen, read_filter
+from ralm.serving.search import chosen, read_filter, search
 from ralm.serving.state import SearchService
 from ralm.serving.text_sources import name_of, web_address
 from ralm.version import __version__
@@ -95,19 +94,13 @@ class McpServer:
         if call is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; there is: {', '.join(_TOOLS)}.")
         entry = _entry(context)
-        answer = partial(call, params.arguments or {}, entry)
 
-        def job() -> Iterator[Any]:
-            yield answer()
-
-        async def work() -> Any:
-            running = await self._workers.start(job)
-            async with aclosing(running.events()) as results:
-                return await anext(results)
+        async def work(slot: jobs.Slot) -> Any:
+            return await slot.in_thread(call, params.arguments or {}, entry)
 
         receive = getattr(context.request, "receive", None)  # there is none over standard input
         try:
-            found: Any = await (work() if receive is None else jobs.unless_gone(receive, work))
+            found = await self._workers.in_slot(work, receive)
         except RalmError as error:
             return types.CallToolResult(content=[types.TextContent(text=_message(error))], is_error=True)
         if found is None:  # the client is gone
@@ -119,10 +112,8 @@ class McpServer:
         arguments = _read_call(SearchArguments, given)
         if not arguments.query.strip():
             raise errors.RequestError("`query` is empty: give at least one word.", param="query")
-        entry.prompts = [arguments.query]
         choice, wanted = chosen(arguments.index, None), read_filter(arguments.filters, "filters")
-        found = self._service.found([arguments.query], arguments.k, choice, wanted=wanted)
-        entry.found(found.index, [passage for passage, _ in found.of(0)])
+        found = search(entry, self._service, [arguments.query], arguments.k, choice, wanted=wanted)
         return {"results": [{**_passage_json(found.index, one), "score": score} for one, score in found.of(0)]}
 
     def _fetch(self, given: dict[str, Any], entry: AuditEntry) -> dict[str, JsonValue]:
@@ -174,9 +165,7 @@ async def run_stdio(service: SearchService) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: os._exit(128 + number))  # a thread that reads cannot be ended
-    limits = service.options.limits
-    workers = jobs.Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds, service.metrics)
-    server = McpServer(service, workers).server
+    server = McpServer(service, jobs.Workers(service.options.limits, service.metrics)).server
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, cast
 
 import numpy as np
@@ -50,6 +50,8 @@ def timed_out(what: str) -> RequestError:
     return RequestError(f"the request {what}.", code="time_up", status=503)
 
 
+_BEFORE: Final = "a"
+"""Text that is decoded before a token: some tokenizers write the space of a token only after other text."""
 _scope: ContextVar[RequestScope] = ContextVar("scope", default=RequestScope())  # noqa: B039  # nobody ends this one
 
 
@@ -89,6 +91,7 @@ class SharedModel:
         self.end_tokens = model.end_tokens
         # the fast tokenizers of transformers fail if two threads use one at once
         self.tokenizer = cast("Tokenizer", Locked(model.tokenizer, threading.RLock()))
+        self.labels = TokenLabels(self.tokenizer)
         self.vocabulary = traits.vocabulary
         self.merges_prefixes = traits.merges_prefixes
         self.tokens_at_once = traits.tokens_at_once
@@ -182,3 +185,26 @@ class Locked:
                 return found(*arguments, **named)
 
         return locked
+
+
+class TokenLabels:
+    """The names of tokens in responses: their text, or `token_id:17` where the text does not identify the token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    @cached_property
+    def _before(self) -> IntArray:
+        return self._tokenizer.encode(_BEFORE)
+
+    def of(self, token: int, *, as_id: bool = False) -> str:
+        """The name of a token; with `as_id` always by its id."""
+        if as_id:
+            return f"token_id:{token}"
+        if token not in self._known:
+            ids = np.concatenate([self._before, np.array([token], dtype=np.int64)])
+            text = self._tokenizer.decode(ids)[len(self._tokenizer.decode(self._before)) :]
+            unclear = not text or "\N{REPLACEMENT CHARACTER}" in text
+            self._known[token] = f"token_id:{token}" if unclear else text
+        return self._known[token]

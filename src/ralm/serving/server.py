@@ -181,9 +181,7 @@ def make_app(service: SearchService) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        workers = app.state.workers = jobs.Workers(
-            limits.requests_at_once, limits.requests_waiting, limits.seconds, metrics
-        )
+        workers = app.state.workers = jobs.Workers(limits, metrics)
         upstream = app.state.upstream = None if service.open_upstream is None else service.open_upstream()
         async with AsyncExitStack() as routes_in_use:
             if service.indexes.names and find_spec("mcp"):
