@@ -2,16 +2,12 @@
 rejected by their name."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from ralm.lm.registry import ModelOptions, load_language_model
-from ralm.serving.requests import _NO_CHANGE
-from tests.chat_models import save_chat_model
-from tests.serving.served import local, serving
+from ralm.serving.requests import TextRequest
 
 SAID: list[dict[str, Any]] = [{"role": "user", "content": "Who sings in the sea?"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -21,10 +17,8 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def client(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = save_chat_model(tmp_path_factory.mktemp("model") / "tiny-chat")
-    model = load_language_model(str(folder), ModelOptions())
-    with serving(local(model, folders={"few": index})) as url, httpx.Client(base_url=url, timeout=60) as client:
+def client(chat_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=chat_url, timeout=60) as client:
         yield client
 
 
@@ -36,7 +30,7 @@ def answer(client: httpx.Client, path: str, more: dict[str, Any]) -> httpx.Respo
 @pytest.mark.parametrize(
     "more",
     [
-        *({name: value} for name, values in _NO_CHANGE.items() for value in [None, *values]),
+        *({name: value} for name, values in TextRequest.without_effect.items() for value in [None, *(values or ())]),
         {"metadata": {"run": "1"}, "prediction": {"type": "content", "content": "a"}},
         {"service_tier": "flex", "store": True},
         *({"top_k": value} for value in (-1, 0, None)),

@@ -9,12 +9,10 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.reading.plan import PlanOptions
 from ralm.records import Document
 from ralm.serving.options import ServeOptions, Settings
 from tests.browser import Tab, browser_tab, needs_browser
-from tests.chat_models import save_chat_model
 from tests.serving.chat_upstream import WORDS, passing_on
 from tests.serving.served import DOCUMENTS, MODEL, local, save_index, serving, tiny
 from tests.serving.test_limits import SlowTable
@@ -397,30 +395,25 @@ def test_a_chat_is_stopped_and_tried_again(tab: Tab, index: Path) -> None:
 
 
 @needs_browser
-def test_a_chat_with_measured_sources_and_every_tab_by_keyboard(tab: Tab, index: Path, tmp_path: Path) -> None:
-    folder = save_chat_model(tmp_path / "tiny-chat")
-    model = load_language_model(str(folder), ModelOptions(dtype="float32"))
-    with serving(local(model, folders={"few": index})) as url:
-        tab.open(f"{url}/#max_tokens=12&temperature=0")
-        tab.value("document.getElementById('tab-chat').focus()")
-        tab.press("ArrowRight")
-        assert tab.value("[document.activeElement.id, document.getElementById('play').hidden]") == ["tab-play", False]
-        tab.press("ArrowLeft")
-        say(tab, QUESTION)
-        body = {"model": "tiny-chat", "messages": [{"role": "user", "content": QUESTION}]}
-        answer: Any = httpx.post(
-            f"{url}/v1/chat/completions", json={**body, "max_tokens": 12, "temperature": 0}, timeout=60
-        ).json()
-        [source] = answer["ralm"]["choices"][0]["sources"]
-        assert tab.value("turns[0].answers.with.text") == answer["choices"][0]["message"]["content"]
-        assert tab.value("turns[0].answers.with.sources.map(one => [one.passage.passage, one.known])") == [
-            [source["passage"], source["known"]]
-        ]
-        assert tab.value("document.querySelectorAll('.cite').length") == len(
-            answer["choices"][0]["message"]["annotations"]
-        )
-        assert tab.value("turns[0].answers.with.retriever") == "bm25"
-        tab.value("fresh()")
+def test_a_chat_with_measured_sources_and_every_tab_by_keyboard(tab: Tab, chat_url: str) -> None:
+    tab.open(f"{chat_url}/#max_tokens=12&temperature=0")
+    tab.value("document.getElementById('tab-chat').focus()")
+    tab.press("ArrowRight")
+    assert tab.value("[document.activeElement.id, document.getElementById('play').hidden]") == ["tab-play", False]
+    tab.press("ArrowLeft")
+    say(tab, QUESTION)
+    body = {"model": "tiny-chat", "messages": [{"role": "user", "content": QUESTION}]}
+    answer: Any = httpx.post(
+        f"{chat_url}/v1/chat/completions", json={**body, "max_tokens": 12, "temperature": 0}, timeout=60
+    ).json()
+    [source] = answer["ralm"]["choices"][0]["sources"]
+    assert tab.value("turns[0].answers.with.text") == answer["choices"][0]["message"]["content"]
+    assert tab.value("turns[0].answers.with.sources.map(one => [one.passage.passage, one.known])") == [
+        [source["passage"], source["known"]]
+    ]
+    assert tab.value("document.querySelectorAll('.cite').length") == len(answer["choices"][0]["message"]["annotations"])
+    assert tab.value("turns[0].answers.with.retriever") == "bm25"
+    tab.value("fresh()")
 
 
 @needs_browser

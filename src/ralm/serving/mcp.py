@@ -176,7 +176,7 @@ def _read_call(kind: type[_Arguments], given: dict[str, Any]) -> _Arguments:
         return kind.model_validate(given)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        raise errors.validation_error({**first, "loc": ("body", *first["loc"])}, [*kind.model_fields]) from None
+        raise errors.validation_error({**first, "loc": ("body", *first["loc"])}) from None
 
 
 def _message(error: RalmError) -> str:

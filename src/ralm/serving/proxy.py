@@ -93,7 +93,7 @@ class ProxyService(ModelService):
         try:
             request = requests.PassedOnRequest.model_validate(body)
         except pydantic.ValidationError as error:
-            raise errors.validation_error({**error.errors()[0]}, [*requests.Chosen.model_fields]) from None
+            raise errors.validation_error({**error.errors()[0]}) from None
         if request.ralm is not None and request.ralm.sources is not None and "messages" not in body:
             message = "`sources` is for chats, and has no effect in other requests: leave it out."
             raise errors.RequestError(message, param="ralm.sources")

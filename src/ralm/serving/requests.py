@@ -1,14 +1,14 @@
 """The bodies of requests for completions and chats, and their values as the server uses them.
 
-Fields of other servers are accepted if they change no answer (`_UNUSED`), or with the values that change nothing
-(`_NO_CHANGE`). Other values and unknown fields are rejected, unless they are null; unknown fields of a message are not
-read.
+Fields of other servers are accepted with the values that change nothing (`_VALUES_WITHOUT_EFFECT`). Other values and
+unknown fields are rejected, unless they are null; unknown fields of a message are not read.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from secrets import randbits
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import pydantic
 from pydantic import BaseModel, Field, JsonValue
@@ -18,7 +18,7 @@ from ralm.answering.prompts import Conversation
 from ralm.errors import UsageError
 from ralm.reading.sampling import Sampling
 from ralm.records import Message
-from ralm.serving.errors import FIELD, RequestError
+from ralm.serving.errors import FIELD, UNKNOWN, RequestError
 from ralm.serving.options import Limits, choices
 from ralm.validation import MAX_SEED
 
@@ -30,13 +30,12 @@ _UNUSED_IN_CHATS: Final = ("stride", "query_tokens", "document_tokens")
 """Choices without effect in a chat: passages are found once, with the whole message, and read whole."""
 _CHOICES: Final = choices()
 _BETWEEN_TEXTS: Final = "\n"
-_VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue]]]] = (
-    ("audio web_search_options", []),
+_VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue] | None]]] = (
+    ("audio reasoning_effort web_search_options", []),
     ("frequency_penalty min_p min_tokens presence_penalty", [0]),
     ("best_of length_penalty repeat_penalty repetition_penalty", [1]),
     ("continue_final_message echo ignore_eos include_stop_str_in_output use_beam_search", [False]),
     ("add_generation_prompt", [True]),
-    ("reasoning_effort", []),
     ("verbosity", ["medium"]),
     ("chat_template_kwargs logit_bias", [{}]),
     ("functions stop_token_ids tools", [[]]),
@@ -44,11 +43,9 @@ _VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue]]]] = (
     ("modalities", [["text"]]),
     ("response_format", [{"type": "text"}]),
     ("suffix", [""]),
+    ("metadata prediction service_tier store", None),
 )
-"""Fields, and the values beside null that change nothing; other values are rejected."""
-_NO_CHANGE: Final = {name: values for names, values in _VALUES_WITHOUT_EFFECT for name in names.split()}
-_UNUSED: Final = ("metadata", "prediction", "service_tier", "store")
-"""Fields that change no answer."""
+"""Fields of other servers that texts ignore, and the values beside null that change no answer; None: any value."""
 
 
 def only(*values: JsonValue) -> pydantic.AfterValidator:
@@ -70,11 +67,15 @@ class Body(BaseModel):
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+    without_effect: ClassVar[Mapping[str, Sequence[JsonValue] | None]] = {}
+    """Fields that are not read, with the values beside null that change nothing; None: any value."""
+
     @pydantic.model_validator(mode="before")
     @classmethod
     def _checked(cls, value: Any) -> Any:
-        """The value without fields that are null, as if they were left out, unless null is a value of theirs;
-        RequestError if it cannot be encoded as JSON."""
+        """The value without fields that change nothing, or that are null as if they were left out, unless null is a
+        value of theirs. RequestError if it cannot be encoded as JSON, or a field would change the answer;
+        PydanticCustomError for an unknown field."""
         if not isinstance(value, dict):
             return value  # pydantic reports the type
         try:
@@ -83,8 +84,24 @@ class Body(BaseModel):
             raise RequestError("the body contains a lone surrogate (half a character).") from None
         except (RecursionError, ValueError):
             raise RequestError("the body is nested too deeply, or has a number that is too long.") from None
-        may_be_null = {name for name, field in cls.model_fields.items() if field.is_required() or field.default is None}
-        return {name: one for name, one in value.items() if one is not None or name in may_be_null}
+        fields = cls.model_fields
+        read = {name: content for name, content in value.items() if cls._is_read(name, content)}
+        unknown = next(iter(read.keys() - fields.keys()), None)
+        is_complete = all(name in read for name, field in fields.items() if field.is_required())
+        if unknown is not None and is_complete and cls.model_config["extra"] == "forbid":
+            close = get_close_matches(unknown, fields, n=1)
+            hint = f"; the nearest is `{close[0]}`." if close else "."
+            raise PydanticCustomError(UNKNOWN, "{hint}", {"name": unknown, "hint": hint})
+        return read
+
+    @classmethod
+    def _is_read(cls, name: str, content: Any) -> bool:
+        if (field := cls.model_fields.get(name)) is not None:
+            return content is not None or field.is_required() or field.default is None
+        unchanged = cls.without_effect.get(name, ())
+        if name in cls.without_effect and content is not None and unchanged is not None and content not in unchanged:
+            raise RequestError(f"`{name}` is not supported: leave it out.", param=name)
+        return content is not None and name not in cls.without_effect
 
 
 class StreamOptions(Body):
@@ -129,8 +146,9 @@ class ChoosingRequest(Body):
 
 
 class TextRequest(ChoosingRequest):
-    """The fields of completions and chats alike, beside those that change nothing."""
+    """The fields of completions and chats alike."""
 
+    without_effect = {name: values for names, values in _VALUES_WITHOUT_EFFECT for name in names.split()}
     n: int = 1
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
@@ -143,18 +161,6 @@ class TextRequest(ChoosingRequest):
     top_k: int | None = None
     top_p: float = 1.0
     user: str | None = None
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _without_effect(cls, value: Any) -> Any:
-        """The value without fields that change nothing; RequestError if they would."""
-        if not isinstance(value, dict):
-            return value  # pydantic reports the type
-        ignored = {*_NO_CHANGE, *_UNUSED} - cls.model_fields.keys()
-        for name in ignored & _NO_CHANGE.keys() & value.keys():
-            if value[name] is not None and value[name] not in _NO_CHANGE[name]:
-                raise RequestError(f"`{name}` is not supported: leave it out.", param=name)
-        return {name: field for name, field in value.items() if name not in ignored}
 
     def sampling(self) -> dict[str, Any]:
         """The values of `Sampling` and the stop strings, by name, with a random seed by default; RequestError if a
