@@ -19,22 +19,17 @@ from ralm.answering.answerer import SourcedAnswer
 from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
 from ralm.reading.provenance import contributions, passage_as_json, token_as_json, total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Provenance
-from ralm.serving.audit import AuditEntry
-from ralm.serving.indexes import ReadConfig
+from ralm.serving import audit, indexes, options, prompts, requests, text_sources
 from ralm.serving.model import SharedModel
-from ralm.serving.options import Limits
-from ralm.serving.prompts import ScoredToken
-from ralm.serving.requests import TextRequest
-from ralm.serving.text_sources import web_address
 
 _MIN_LOG_PROB: Final = -9999.0
 """The log-probability of an impossible token in OpenAI's API; JSON has no infinity."""
 ResponseJson: TypeAlias = dict[str, JsonValue]
-_Body = TypeVar("_Body", bound=TextRequest)
+_Body = TypeVar("_Body", bound=requests.TextRequest)
 
 
 @dataclass(slots=True, eq=False)
-class Choice:
+class WrittenText:
     """A text so far, or what is added to one, and its tokens. `offsets` are the characters before each token, `end`
     those before the next one. `drawn` counts tokens, also those that a stop string cut off. At its end it has the
     `reason`; if requested, the gain of each token in nats (`gain_T`, float64); and the `answer` of a chat, with what
@@ -50,11 +45,11 @@ class Choice:
     gain_T: DoubleArray | None = None
     answer: SourcedAnswer | None = None
 
-    def add(self, pieces: Sequence[GeneratedText]) -> "list[Choice]":
+    def add(self, pieces: Sequence[GeneratedText]) -> "list[WrittenText]":
         """Add pieces of text; return them as a choice of their own, if there are any."""
         *offsets, self.end = accumulate(map(len, texts_of_tokens(pieces)[1]), initial=self.end)
         tokens = [token for piece in pieces for token in piece.tokens]
-        added = Choice(self.number, self.end, "".join(piece.text for piece in pieces), tokens, offsets)
+        added = WrittenText(self.number, self.end, "".join(piece.text for piece in pieces), tokens, offsets)
         self.text += added.text
         self.tokens += added.tokens
         self.offsets += added.offsets
@@ -69,7 +64,7 @@ class ServedAnswer(ABC, Generic[_Body]):
     id_prefix: str
     unused_config: tuple[str, ...] = ()
 
-    def __init__(self, body: _Body, model: SharedModel, reads: ReadConfig, limits: Limits) -> None:
+    def __init__(self, body: _Body, model: SharedModel, reads: indexes.ReadConfig, limits: options.Limits) -> None:
         self.prompt_tokens = 0
         self._body = body
         self._model = model
@@ -80,7 +75,7 @@ class ServedAnswer(ABC, Generic[_Body]):
         self._passages: dict[int, Passage] = {}
         self._shared: Sequence[int] = ()
         """The passages of the prompts of a chat, best first."""
-        self._choices: list[Choice] = []
+        self._choices: list[WrittenText] = []
 
     @property
     def written_tokens(self) -> int:
@@ -109,7 +104,7 @@ class ServedAnswer(ABC, Generic[_Body]):
         if usage:
             yield {**head, "choices": [], "usage": self._usage()}
 
-    def fill(self, entry: AuditEntry) -> None:
+    def fill(self, entry: audit.AuditEntry) -> None:
         """Add tokens, passages and texts to the audit log; also of an answer that was not written to its end."""
         entry.prompt_tokens, entry.completion_tokens = self.prompt_tokens, self.written_tokens
         ranks = {number: rank for rank, number in enumerate(self._shared, 1)} | self._reads.parts.ranks
@@ -119,23 +114,23 @@ class ServedAnswer(ABC, Generic[_Body]):
             entry.wrote(choice.number, choice.text)
 
     @abstractmethod
-    def _write(self) -> Iterator[Choice]:
+    def _write(self) -> Iterator[WrittenText]:
         """Write the choices; yields what is added to one."""
 
     @abstractmethod
-    def _choice_json(self, choice: Choice) -> ResponseJson:
+    def _choice_json(self, choice: WrittenText) -> ResponseJson:
         """A whole choice."""
 
     @abstractmethod
-    def _piece_json(self, added: Choice) -> ResponseJson:
+    def _piece_json(self, added: WrittenText) -> ResponseJson:
         """A choice in a piece with some of its text."""
 
     @abstractmethod
-    def _end_json(self, choice: Choice) -> Sequence[ResponseJson]:
+    def _end_json(self, choice: WrittenText) -> Sequence[ResponseJson]:
         """A choice in the pieces after its text; the last one has the reason of the end."""
 
     @abstractmethod
-    def _choice_sources(self, choice: Choice, *, with_tokens: bool) -> ResponseJson:
+    def _choice_sources(self, choice: WrittenText, *, with_tokens: bool) -> ResponseJson:
         """The sources of a choice."""
 
     def _head(self, kind: str) -> ResponseJson:
@@ -162,9 +157,9 @@ class ServedAnswer(ABC, Generic[_Body]):
         }
 
     def _url(self, passage: Passage) -> str | None:
-        return web_address(passage)
+        return text_sources.web_address(passage)
 
-    def _new_sources_json(self, added: Choice) -> ResponseJson:
+    def _new_sources_json(self, added: WrittenText) -> ResponseJson:
         """The field of a piece with some tokens of a choice, and the passages that no earlier piece has."""
         if self._reads.source is None or not (added.text or added.tokens):
             return {}
@@ -182,7 +177,7 @@ class ServedAnswer(ABC, Generic[_Body]):
         self._note(token.passages_K.tolist())
         name, log_prob = self._label(token.token), log_prob_json(token.log_prob)
         found = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
-        if isinstance(token, ScoredToken) and token.gain is not None:
+        if isinstance(token, prompts.ScoredToken) and token.gain is not None:
             found["gain"] = finite(token.gain)
         return found
 

@@ -71,7 +71,7 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
         self._prompt = prompt
         self._address = address
 
-    def _write(self) -> Iterator[answers.Choice]:
+    def _write(self) -> Iterator[answers.WrittenText]:
         """As `ServedAnswer._write`; the seeds of choices count up from the one in `sampling`. Raises RequestError if
         the conversation is not valid or does not fit, UsageError if the model cannot answer so."""
         try:
@@ -81,8 +81,8 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
         except ChatError as error:
             raise errors.RequestError(str(error), param="messages") from None
         self.prompt_tokens, self._shared = streams.prompt_tokens, streams.passages
-        self._choices = [answers.Choice(number) for number in range(self._body.n)]
-        yield from (answers.Choice(choice.number) for choice in self._choices)
+        self._choices = [answers.WrittenText(number) for number in range(self._body.n)]
+        yield from (answers.WrittenText(choice.number) for choice in self._choices)
         for number, piece in streams:
             self._choices[number].drawn += len(piece.tokens)
             yield from self._choices[number].add([piece])
@@ -124,7 +124,7 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
         seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(body.n)]
         return answers_of.stream(conversation, seeds)
 
-    def _choice_json(self, choice: answers.Choice) -> answers.ResponseJson:
+    def _choice_json(self, choice: answers.WrittenText) -> answers.ResponseJson:
         behind, annotations = self._cited(choice)
         message: answers.ResponseJson = {
             "role": "assistant",
@@ -135,14 +135,14 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
         logprobs = self._logprobs_json(choice.tokens)
         return {"index": choice.number, "message": message, "logprobs": logprobs, "finish_reason": choice.reason}
 
-    def _piece_json(self, added: answers.Choice) -> answers.ResponseJson:
+    def _piece_json(self, added: answers.WrittenText) -> answers.ResponseJson:
         begins = not (added.text or added.tokens)
         delta: answers.ResponseJson = (
             {"role": "assistant", "content": "", "refusal": None} if begins else {"content": added.text}
         )
         return self._delta(added.number, delta, added.tokens)
 
-    def _end_json(self, choice: answers.Choice) -> Sequence[answers.ResponseJson]:
+    def _end_json(self, choice: answers.WrittenText) -> Sequence[answers.ResponseJson]:
         behind, annotations = self._cited(choice)
         end = self._delta(choice.number, {"annotations": annotations} if annotations else {}, reason=choice.reason)
         return [self._delta(choice.number, {"content": behind}), end] if behind else [end]
@@ -172,7 +172,7 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
         is_text = name != self._model.labels.of(token, as_id=True)
         return {"token": name, "logprob": answers.log_prob_json(log_prob), "bytes": encoded if is_text else None}
 
-    def _cited(self, choice: answers.Choice) -> tuple[str, list[JsonValue]]:
+    def _cited(self, choice: answers.WrittenText) -> tuple[str, list[JsonValue]]:
         """The sources that stand behind a text, if requested, and the parts of the text that come from passages."""
         sources = [] if choice.answer is None else choice.answer.sources
         behind = (
@@ -185,7 +185,7 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
     def _url(self, passage: Passage) -> str:
         return self._address(passage)
 
-    def _choice_sources(self, choice: answers.Choice, *, with_tokens: bool) -> answers.ResponseJson:
+    def _choice_sources(self, choice: answers.WrittenText, *, with_tokens: bool) -> answers.ResponseJson:
         """Return the sources, with all tokens if asked for, or if pieces could not have their shared passages."""
         answer = choice.answer
         assert answer is not None, "all choices have ended"

@@ -24,7 +24,7 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
     kind = piece_kind = "text_completion"
     id_prefix = "cmpl"
 
-    def _write(self) -> Iterator[answers.Choice]:
+    def _write(self) -> Iterator[answers.WrittenText]:
         """As `ServedAnswer._write`. RequestError if a value of the request is wrong, a prompt is empty, too long or has
         unknown tokens, or the model cannot return the scores."""
         body, reads, gain = self._body, self._reads, self._body.chosen.get("gain")
@@ -40,7 +40,7 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
         prompts_C = [prompt for prompt in prompts for _ in range(body.n)]
         self.prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         self._choices = [
-            answers.Choice(number, 0 if body.echo else len(prompt.text)) for number, prompt in enumerate(prompts_C)
+            answers.WrittenText(number, 0 if body.echo else len(prompt.text)) for number, prompt in enumerate(prompts_C)
         ]
         for number, prompt in enumerate(prompts if body.echo else ()):
             text = [pieces.GeneratedText(prompt.text, NO_PASSAGE)]
@@ -57,7 +57,7 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
 
     def _continue(
         self, prompts_C: Sequence[ServedPrompt], settings: Settings, new_tokens: int
-    ) -> Iterator[answers.Choice]:
+    ) -> Iterator[answers.WrittenText]:
         """Continue the prompt of each choice, as `generate` does for it alone: the first with the seed of the request,
         the others of its prompt with the seeds after it. After an echoed prompt the end-of-text token is a token
         without text, as clients count on one more."""
@@ -93,7 +93,7 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
             if body.chosen.get("gain"):
                 choice.gain_T = self._gain(choice, tokens, options)
 
-    def _gain(self, choice: answers.Choice, prompt: IntArray, options: GenerationOptions) -> DoubleArray | None:
+    def _gain(self, choice: answers.WrittenText, prompt: IntArray, options: GenerationOptions) -> DoubleArray | None:
         """The gain of each token behind a prompt (int64); None without any."""
         if not (tokens := _generated(choice)):
             return None
@@ -101,20 +101,20 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
         baseline_T = provenance.without_passages(prompt, tokens, scorer, options.max_length, options.bos)
         return provenance.gains(np.array([token.log_prob for token in tokens], dtype=np.float32), baseline_T)
 
-    def _choice_json(self, choice: answers.Choice) -> answers.ResponseJson:
+    def _choice_json(self, choice: answers.WrittenText) -> answers.ResponseJson:
         logprobs = None if self._body.logprobs is None else self._logprobs_json(choice)
         return {"index": choice.number, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.reason}
 
     def _label(self, token: int) -> str:
         return self._model.labels.of(token, as_id=self._body.return_tokens_as_token_ids)
 
-    def _piece_json(self, added: answers.Choice) -> answers.ResponseJson:
+    def _piece_json(self, added: answers.WrittenText) -> answers.ResponseJson:
         return self._choice_json(added)
 
-    def _end_json(self, choice: answers.Choice) -> Sequence[answers.ResponseJson]:
+    def _end_json(self, choice: answers.WrittenText) -> Sequence[answers.ResponseJson]:
         return [{"index": choice.number, "text": "", "logprobs": None, "finish_reason": choice.reason}]
 
-    def _logprobs_json(self, choice: answers.Choice) -> answers.ResponseJson:
+    def _logprobs_json(self, choice: answers.WrittenText) -> answers.ResponseJson:
         return {
             "tokens": [self._label(token.token) for token in choice.tokens],
             "token_logprobs": [answers.log_prob_json(token.log_prob) for token in choice.tokens],
@@ -131,7 +131,7 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
             named.setdefault(self._label(number), answers.log_prob_json(log_prob))
         return named
 
-    def _choice_sources(self, choice: answers.Choice, *, with_tokens: bool) -> answers.ResponseJson:
+    def _choice_sources(self, choice: answers.WrittenText, *, with_tokens: bool) -> answers.ResponseJson:
         listed = with_tokens and bool(choice.text or choice.tokens)
         found: answers.ResponseJson = {"tokens": self._tokens_json(choice.tokens)} if listed else {}
         if choice.gain_T is not None:
@@ -140,6 +140,6 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
         return found
 
 
-def _generated(choice: answers.Choice) -> list[pieces.GeneratedToken]:
+def _generated(choice: answers.WrittenText) -> list[pieces.GeneratedToken]:
     """The tokens behind an echoed prompt."""
     return [token for token in choice.tokens if not isinstance(token, ScoredToken)]

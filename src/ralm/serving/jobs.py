@@ -21,13 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ralm.records import Passage
-from ralm.serving import answers, errors, model, requests
-from ralm.serving.audit import entry_of
-from ralm.serving.indexes import ReadConfig
-from ralm.serving.middleware import Metrics
-from ralm.serving.options import Limits
-from ralm.serving.state import SearchService
-from ralm.serving.text_sources import text_key, web_address
+from ralm.serving import answers, audit, errors, indexes, middleware, model, options, requests, state, text_sources
 
 _LOG: Final = logging.getLogger("ralm.serving")
 _NOT_BUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -42,7 +36,7 @@ class Workers:
     """Gives out slots, as many as requests are answered at once; some requests more wait in a queue. Belongs to one
     event loop."""
 
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, limits: options.Limits, metrics: middleware.Metrics) -> None:
         self.metrics = metrics
         self._limits = limits
         self._free = asyncio.Semaphore(limits.requests_at_once)
@@ -188,7 +182,7 @@ async def service_of(request: Request) -> Any:
     return request.app.state.service
 
 
-Searched = Annotated[SearchService, Depends(service_of)]
+Searched = Annotated[state.SearchService, Depends(service_of)]
 
 
 async def check_query(request: Request) -> None:
@@ -199,11 +193,11 @@ async def check_query(request: Request) -> None:
             raise errors.RequestError(f"`{name}` is not a parameter of {request.scope['route'].path}.", param=name)
 
 
-def passage_address(request: Request, reads: ReadConfig, passage: Passage) -> str:
+def passage_address(request: Request, reads: indexes.ReadConfig, passage: Passage) -> str:
     """The URL of a passage: that of its document in the web, or else one of this server, by document and text."""
     own = request.url_for("passage", index=reads.settings.index)
-    named = own.include_query_params(document=passage.document_id, text=text_key(passage))
-    return web_address(passage) or str(named)
+    named = own.include_query_params(document=passage.document_id, text=text_sources.text_key(passage))
+    return text_sources.web_address(passage) or str(named)
 
 
 async def respond(request: Request, work: Callable[[Slot], Awaitable[Response]]) -> Response:
@@ -223,7 +217,7 @@ async def respond_with_text(
     request: Request, body: requests.TextRequest, begin: Callable[[], answers.ServedAnswer[Any]]
 ) -> Response:
     """The answer that `begin` makes in the thread of the request: whole, or streamed if requested."""
-    entry = entry_of(request)
+    entry = audit.entry_of(request)
     entry.model = body.model
 
     def make() -> Iterator[bytes]:
@@ -277,7 +271,7 @@ class EventStream(StreamingResponse):
             self._sent(first, events), media_type="text/event-stream", headers={**headers, **_NOT_BUFFERED}
         )
         request.app.state.service.metrics.first.observe(time.monotonic() - slot.begin)
-        self._entry = entry_of(request)
+        self._entry = audit.entry_of(request)
         self._deadline = slot.deadline + _OVERTIME
         self._at_end = slot.at_end.pop_all()
 

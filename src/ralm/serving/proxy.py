@@ -23,14 +23,8 @@ from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.http import Upstream, UpstreamAnswer
 from ralm.reading.concatenation import Concatenation
 from ralm.records import Passage
-from ralm.serving import answers, errors, jobs, requests
-from ralm.serving.audit import AuditEntry, entry_of
-from ralm.serving.chat import open_chat_prompt
+from ralm.serving import answers, audit, chat, errors, indexes, jobs, options, requests, state, text_sources
 from ralm.serving.dialects import DIALECTS, CompletionDialect, RequestBody, message_text
-from ralm.serving.indexes import ReadConfig
-from ralm.serving.options import PASSED_ON
-from ralm.serving.state import ModelService, Served, choice_error
-from ralm.serving.text_sources import TextSources
 
 _ROUTER: Final = APIRouter()
 _CHATS: Final = "/chat/completions"
@@ -46,14 +40,14 @@ _END_OF_EVENT: Final = re.compile(rb"\n\n|\r\n\r\n")
 _MAX_EVENT: Final = 16 << 20  # bytes of a server-sent event
 
 
-class ProxyService(ModelService):
+class ProxyService(state.ModelService):
     """The model of another server, to which requests are passed on with passages of indexes in one context. UsageError
     if the settings ask for an ensemble or a reranker."""
 
     routers = (_ROUTER,)
-    may_choose = PASSED_ON
+    may_choose = options.PASSED_ON
 
-    def __init__(self, endpoint: Endpoint, seconds: float, served: Served) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float, served: state.Served) -> None:
         super().__init__(endpoint.model, served)
         if self.settings.reading.mixes or self.settings.reading.reranks:
             raise UsageError(
@@ -61,7 +55,7 @@ class ProxyService(ModelService):
                 "`reader` ensemble and `rerank`."
             )
         self.open_upstream = partial(Upstream, endpoint, seconds)
-        self.prompt = open_chat_prompt(self.options.prompt or "numbered")
+        self.prompt = chat.open_chat_prompt(self.options.prompt or "numbered")
         self.reads({})  # fail at startup if a retriever cannot be opened
 
     @property
@@ -71,18 +65,18 @@ class ProxyService(ModelService):
         limit = self.options.limits.new_tokens
         return {"max_model_len": None, "most_new_tokens": limit, "passes_on": True, "can": can}
 
-    def reads(self, choice: Mapping[str, Any]) -> ReadConfig:
+    def reads(self, choice: Mapping[str, Any]) -> indexes.ReadConfig:
         """Return how passages are found for a request with these choices; RequestError if one is not possible."""
         for name in choice:
-            if name not in PASSED_ON:
+            if name not in options.PASSED_ON:
                 raise _without_effect(name)
         settings = self._chosen(choice)
         if settings.reading.mixes:
             raise _without_effect("reader", settings.reading.reader_name)
         try:
-            return ReadConfig(settings, None if settings.index is None else self._source(settings))
+            return indexes.ReadConfig(settings, None if settings.index is None else self._source(settings))
         except UsageError as error:
-            raise choice_error(error, choice) from None
+            raise state.choice_error(error, choice) from None
 
     def rewrites(self, choice: Mapping[str, Any]) -> bool:
         """Whether the model writes the query of a chat with these choices."""
@@ -135,8 +129,8 @@ class _Exchange:
         self._dialect = DIALECTS.get(path.removesuffix("/")) if request.method == "POST" else None
         self._service: ProxyService = request.app.state.service
         self._upstream: Upstream = request.app.state.upstream
-        self._entry = entry_of(request)
-        self._sources: TextSources | None = None
+        self._entry = audit.entry_of(request)
+        self._sources: text_sources.TextSources | None = None
         self._usage: Mapping[str, JsonValue] = {}
         """The last event of a stream that counts tokens, those of the whole answer."""
 
@@ -280,8 +274,8 @@ def _rewritten(content: bytes) -> dict[str, JsonValue]:
 
 
 def _search(
-    texts: Sequence[str], service: ProxyService, choice: Mapping[str, Any], entry: AuditEntry
-) -> tuple[ReadConfig, Sequence[Sequence[Passage]]]:
+    texts: Sequence[str], service: ProxyService, choice: Mapping[str, Any], entry: audit.AuditEntry
+) -> tuple[indexes.ReadConfig, Sequence[Sequence[Passage]]]:
     """Return how passages are found, and those for the beginning of each text in the order in which they are read."""
     reads, most = service.reads(choice), service.options.limits.text_bytes
     found: list[Sequence[Passage]] = [()] * len(texts)
@@ -300,7 +294,7 @@ def _search(
 
 
 def _fields(
-    reads: ReadConfig,
+    reads: indexes.ReadConfig,
     found: Sequence[Sequence[Passage]],
     written: Mapping[str, JsonValue],
     address: Callable[[Passage], str],

@@ -18,7 +18,7 @@ from ralm.answering.prompts import Conversation
 from ralm.errors import UsageError
 from ralm.reading.sampling import Sampling
 from ralm.records import Message
-from ralm.serving.errors import FIELD, UNKNOWN, RequestError
+from ralm.serving.errors import FIELD, UNKNOWN_FIELD, RequestError
 from ralm.serving.options import Limits, choices
 from ralm.validation import MAX_SEED
 
@@ -91,7 +91,7 @@ class Body(BaseModel):
         if unknown is not None and is_complete and cls.model_config["extra"] == "forbid":
             close = get_close_matches(unknown, fields, n=1)
             hint = f"; the nearest is `{close[0]}`." if close else "."
-            raise PydanticCustomError(UNKNOWN, "{hint}", {"name": unknown, "hint": hint})
+            raise PydanticCustomError(UNKNOWN_FIELD, "{hint}", {"name": unknown, "hint": hint})
         return read
 
     @classmethod

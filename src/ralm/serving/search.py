@@ -19,10 +19,7 @@ from ralm.errors import UsageError
 from ralm.reading.provenance import hits_as_json
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.filters import Filter, parse_filter
-from ralm.serving import answers, errors, jobs, requests
-from ralm.serving.audit import AuditEntry, entry_of
-from ralm.serving.state import FoundPassages, SearchService
-from ralm.serving.text_sources import name_of, text_key, web_address
+from ralm.serving import answers, audit, errors, jobs, requests, state, text_sources
 from ralm.terminal import to_json
 
 router: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
@@ -50,7 +47,7 @@ async def search_index(
     """The passages of an index that best match a query."""
 
     def answer() -> Response:
-        found = search(entry_of(request), service, [q], k, chosen(index, retriever), wanted=read_filter(where))
+        found = search(audit.entry_of(request), service, [q], k, chosen(index, retriever), wanted=read_filter(where))
         return jobs.json_response({"query": q, "index": found.index, "hits": hits_as_json(found.of(0))})
 
     return await jobs.respond_in_thread(request, answer)
@@ -78,27 +75,39 @@ async def retrieve(
     def answer() -> Response:
         _check_queries(body.queries, body.topk, service.options.limits.queries)
         found = search(
-            entry_of(request), service, body.queries, body.topk, chosen(index, retriever), "topk", read_filter(where)
+            audit.entry_of(request),
+            service,
+            body.queries,
+            body.topk,
+            chosen(index, retriever),
+            "topk",
+            read_filter(where),
         )
         documents: dict[int, JsonValue] = {}  # queries of one batch find many passages together
         for number in {*found.hits.numbers_QK.ravel().tolist()} - {NO_PASSAGE}:
             one = found.passages[number]
             document: dict[str, JsonValue] = {"id": one.document_id, "contents": f'"{one.title}"\n{one.text}'}
             documents[number] = {**document, "metadata": {**one.metadata}} if one.metadata else document
-        result = [_retrieved(found, row, documents, body) for row in range(len(body.queries))]
+        result: list[JsonValue] = []
+        for row in range(len(body.queries)):
+            pairs = [(documents[number], score) for number, score in found.hits.of(row)]
+            with_scores: list[JsonValue] = [{"document": document, "score": score} for document, score in pairs]
+            result.append(with_scores if body.return_scores else [document for document, _ in pairs])
         return jobs.json_response({"result": result, "fingerprint": _fingerprint(service, found.index)})
 
     return await jobs.respond_in_thread(request, answer)
 
 
-def _fingerprint(service: SearchService, name: str) -> str:
+def _fingerprint(service: state.SearchService, name: str) -> str:
     """The hash of what decides the passages of an index: its content, its vectors, and how the operator searches it."""
     index = service.indexes.index(name)
     decisive = f"{index.fingerprint} {to_json(index.vectors)} {service.settings.retrieval}"
     return hashlib.sha256(decisive.encode()).hexdigest()
 
 
-def _retrieved(found: FoundPassages, row: int, documents: dict[int, JsonValue], body: RetrieveRequest) -> JsonValue:
+def _retrieved(
+    found: state.FoundPassages, row: int, documents: dict[int, JsonValue], body: RetrieveRequest
+) -> JsonValue:
     """The passages of a query, which are among `documents`."""
     hits = found.hits.of(row)
     if not body.return_scores:
@@ -120,8 +129,8 @@ async def passage(
         if index in service.indexes.names:
             opened = service.indexes.index(index)
             for row in np.flatnonzero(opened.columns.matching("id", "in", [document])).tolist():
-                if text_key(found := opened.passages[row]) == text:
-                    entry_of(request).found(index, [found])
+                if text_sources.text_key(found := opened.passages[row]) == text:
+                    audit.entry_of(request).found(index, [found])
                     if "text/html" in request.headers.get("accept", ""):
                         return _page(found, str(request.url))
                     return jobs.json_response(answers.passage_json(found))
@@ -137,7 +146,7 @@ async def passage(
 def _page(passage: Passage, address: str) -> HTMLResponse:
     """A passage as a page, which loads and runs nothing."""
     form = files("ralm.serving").joinpath("passage.html").read_text(encoding="utf-8")
-    shown = [name_of(passage), passage.place, passage.text, web_address(passage) or address]
+    shown = [text_sources.name_of(passage), passage.place, passage.text, text_sources.web_address(passage) or address]
     title, place, text, url = map(html.escape, shown)
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
     headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
@@ -173,14 +182,14 @@ def _check_queries(queries: list[str], k: int, limit: int) -> None:
 
 
 def search(
-    entry: AuditEntry,
-    service: SearchService,
+    entry: audit.AuditEntry,
+    service: state.SearchService,
     queries: list[str],
     k: int,
     choice: dict[str, Any],
     param: str = "k",
     wanted: Filter | None = None,
-) -> FoundPassages:
+) -> state.FoundPassages:
     """As `SearchService.found`; passages are noted for the audit log."""
     entry.prompts = [*queries]
     found = service.found(queries, k, choice, param, wanted)
