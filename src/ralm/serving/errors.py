@@ -44,8 +44,8 @@ TOO_LONG: Final = "context_length_exceeded"
 """The code of errors about prompts that are too long."""
 FIELD: Final = "unusable_field"
 """The kind of pydantic's errors about a field; their message goes on from its name."""
-UNKNOWN_FIELD: Final = "unknown_field"
-"""The kind of pydantic's errors about an object with a field of a `name` that is not known; `hint` ends the message."""
+NAMED_FIELD: Final = "unusable_named_field"
+"""The same for the field `name` of an object."""
 NO_OBJECT: Final = "the body must be a JSON object; send it with the header Content-Type: application/json."
 _TYPES: Final = ("str", "int", "float", "bool", "constrained-str")
 """Parts of pydantic's locations that name a type of a field."""
@@ -87,16 +87,16 @@ def validation_error(error: Mapping[str, Any]) -> RequestError:
     """One of pydantic's errors as that of its field."""
     place = [str(part) for number, part in enumerate(error["loc"]) if number or part not in ("body", "query", "path")]
     kind = error["type"]
-    if kind == UNKNOWN_FIELD:
+    if kind == NAMED_FIELD:
         place.append(error["ctx"]["name"])
     param = ".".join(part for part in place if "[" not in part and part not in _TYPES) or None
     if kind == "json_invalid":
         return RequestError("the body is not JSON; send one JSON object.")
     if param is None:
         return RequestError(NO_OBJECT)
-    what = {FIELD: f"{error['msg']}.", UNKNOWN_FIELD: f"is not a field of this request{error['msg']}"}
-    fault = what.get(kind) or f"{_FAULTS.get(kind) or 'is wrong: ' + str(error['msg'])}."
-    return RequestError(f"`{param}` {fault}", param=param)
+    is_ours = kind in (FIELD, NAMED_FIELD)
+    fault = error["msg"] if is_ours else _FAULTS.get(kind) or f"is wrong: {error['msg']}"
+    return RequestError(f"`{param}` {fault}.", param=param)
 
 
 def error_response(error: BaseException) -> Response:

@@ -18,7 +18,7 @@ from ralm.answering.prompts import Conversation
 from ralm.errors import UsageError
 from ralm.reading.sampling import Sampling
 from ralm.records import Message
-from ralm.serving.errors import FIELD, UNKNOWN_FIELD, RequestError
+from ralm.serving.errors import FIELD, NAMED_FIELD, RequestError
 from ralm.serving.options import Limits, choices
 from ralm.validation import MAX_SEED
 
@@ -48,18 +48,9 @@ _VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue] | None]]] 
 """Fields of other servers that texts ignore, and the values beside null that change no answer; None: any value."""
 
 
-def only(*values: JsonValue) -> pydantic.AfterValidator:
-    """The check of a field that is not supported: null and these values mean nothing, and others are errors."""
-
-    def check(value: JsonValue) -> JsonValue:
-        if value is not None and value not in values:
-            raise PydanticCustomError(FIELD, "is not supported: leave it out")
-        return value
-
-    return pydantic.AfterValidator(check)
-
-
-_Unsupported: TypeAlias = Annotated[JsonValue, only()]
+def _fault(name: str, message: str) -> PydanticCustomError:
+    """The error of a field, in an object that is not validated yet."""
+    return PydanticCustomError(NAMED_FIELD, "{message}", {"name": name, "message": message})
 
 
 class Body(BaseModel):
@@ -74,8 +65,8 @@ class Body(BaseModel):
     @classmethod
     def _checked(cls, value: Any) -> Any:
         """The value without fields that change nothing, or that are null as if they were left out, unless null is a
-        value of theirs. RequestError if it cannot be encoded as JSON, or a field would change the answer;
-        PydanticCustomError for an unknown field."""
+        value of theirs. RequestError if it cannot be encoded as JSON, PydanticCustomError for a field that
+        is unknown or would change the answer."""
         if not isinstance(value, dict):
             return value  # pydantic reports the type
         try:
@@ -90,8 +81,8 @@ class Body(BaseModel):
         is_complete = all(name in read for name, field in fields.items() if field.is_required())
         if unknown is not None and is_complete and cls.model_config["extra"] == "forbid":
             close = get_close_matches(unknown, fields, n=1)
-            hint = f"; the nearest is `{close[0]}`." if close else "."
-            raise PydanticCustomError(UNKNOWN_FIELD, "{hint}", {"name": unknown, "hint": hint})
+            hint = f"; the nearest is `{close[0]}`" if close else ""
+            raise _fault(unknown, f"is not a field of this request{hint}")
         return read
 
     @classmethod
@@ -100,14 +91,14 @@ class Body(BaseModel):
             return content is not None or field.is_required() or field.default is None
         unchanged = cls.without_effect.get(name, ())
         if name in cls.without_effect and content is not None and unchanged is not None and content not in unchanged:
-            raise RequestError(f"`{name}` is not supported: leave it out.", param=name)
+            raise _fault(name, "is not supported: leave it out")
         return content is not None and name not in cls.without_effect
 
 
 class StreamOptions(Body):
     """Optional content of a stream."""
 
-    continuous_usage_stats: Annotated[bool | None, only(False)] = None
+    without_effect = {"continuous_usage_stats": [False]}
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -277,6 +268,15 @@ _CONTENT_SCHEMA: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items
 class MessageBody(Body, extra="allow"):
     """A message: its role, and its text or a list of texts. An answer of a server may be sent back as it is."""
 
+    without_effect = {
+        "annotations": None,
+        "audio": [],
+        "function_call": [],
+        "refusal": [],
+        "tool_call_id": [],
+        "tool_calls": [[]],
+        "type": ["text", "message"],
+    }
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         list[Annotated[str, pydantic.BeforeValidator(_text_of_part)]],
@@ -284,13 +284,6 @@ class MessageBody(Body, extra="allow"):
         pydantic.WithJsonSchema(_CONTENT_SCHEMA),
         Field(description="Text, or a list of parts with text."),
     ] = []  # pydantic copies it
-    annotations: list[JsonValue] | None = None
-    audio: _Unsupported = None
-    function_call: _Unsupported = None
-    refusal: Annotated[str | None, only()] = None
-    tool_call_id: Annotated[str | None, only()] = None
-    tool_calls: Annotated[JsonValue, only([])] = None
-    type: Annotated[str | None, only("text", "message")] = None
 
     @pydantic.model_validator(mode="before")
     @classmethod
