@@ -22,6 +22,12 @@ def client(chat_url: str) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def usual(client: httpx.Client) -> dict[str, Any]:
+    """The choices of the answer at each path if nothing else is sent."""
+    return {path: answer(client, path, {}).json()["choices"] for path in BODIES}
+
+
 def answer(client: httpx.Client, path: str, more: dict[str, Any]) -> httpx.Response:
     return client.post(path, json={"model": "tiny-chat", "max_tokens": 4, "seed": 1, **BODIES[path], **more})
 
@@ -41,10 +47,12 @@ def answer(client: httpx.Client, path: str, more: dict[str, Any]) -> httpx.Respo
         {"guided_json": None, "prompt_logprobs": None, "unknown": None, "stop": None, "logprobs": None, "ralm": None},
     ],
 )  # fmt: skip
-def test_what_changes_nothing_passes(client: httpx.Client, path: str, more: dict[str, Any]) -> None:
+def test_what_changes_nothing_passes(
+    client: httpx.Client, usual: dict[str, Any], path: str, more: dict[str, Any]
+) -> None:
     answered = answer(client, path, more)
     assert answered.status_code == 200, answered.text
-    assert answered.json()["choices"] == answer(client, path, {}).json()["choices"]
+    assert answered.json()["choices"] == usual[path]
 
 
 def test_a_seed_of_null_and_logprobs_of_zero_pass(client: httpx.Client) -> None:
@@ -55,10 +63,12 @@ def test_a_seed_of_null_and_logprobs_of_zero_pass(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("more", [{"name": None}, {"name": "Ann"}, {"cache_control": {"a": 1}}, {"\u00e4\n": 1}])
-def test_a_message_is_its_role_and_its_content(client: httpx.Client, more: dict[str, Any]) -> None:
+def test_a_message_is_its_role_and_its_content(
+    client: httpx.Client, usual: dict[str, Any], more: dict[str, Any]
+) -> None:
     answered = answer(client, "/v1/chat/completions", {"messages": [{**SAID[0], **more}]})
     assert answered.status_code == 200, answered.text
-    assert answered.json()["choices"] == answer(client, "/v1/chat/completions", {}).json()["choices"]
+    assert answered.json()["choices"] == usual["/v1/chat/completions"]
 
 
 @pytest.mark.parametrize("path", BODIES)

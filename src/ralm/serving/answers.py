@@ -188,7 +188,7 @@ class ServedAnswer(ABC, Generic[_Body]):
                 self._passages[number] = self._reads.passages[number]
 
     def _label(self, token: int) -> str:
-        return self._model.labels.of(token)
+        return self._model.label(token)
 
 
 def search_result(passage: Passage, url: str | None) -> ResponseJson:

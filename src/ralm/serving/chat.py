@@ -17,7 +17,7 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.records import Passage
 from ralm.serving import answers, errors, indexes, text_sources
-from ralm.serving.model import SharedModel
+from ralm.serving.model import SharedModel, label_by_id
 from ralm.serving.options import Limits
 from ralm.serving.prompts import check_size, most_bytes
 from ralm.serving.requests import ChatRequest
@@ -169,7 +169,7 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
     def _with_name(self, token: int, log_prob: float) -> answers.ResponseJson:
         name = self._label(token)
         encoded: list[JsonValue] = [*name.encode()]
-        is_text = name != self._model.labels.of(token, as_id=True)
+        is_text = name != label_by_id(token)
         return {"token": name, "logprob": answers.log_prob_json(log_prob), "bytes": encoded if is_text else None}
 
     def _cited(self, choice: answers.WrittenText) -> tuple[str, list[JsonValue]]:

@@ -10,8 +10,8 @@ from ralm.lm.scoring import Scorer
 from ralm.reading import generate, pieces, provenance
 from ralm.reading.sampling import GenerationOptions
 from ralm.records import NO_PASSAGE, DoubleArray, IntArray, Provenance
-from ralm.serving import answers
-from ralm.serving.errors import RequestError
+from ralm.serving import answers, errors
+from ralm.serving.model import label_by_id
 from ralm.serving.options import Settings
 from ralm.serving.prompts import ScoredToken, ServedPrompt, check_room, read_prompt, score_prompt
 from ralm.serving.requests import CompletionRequest
@@ -30,7 +30,7 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
         body, reads, gain = self._body, self._reads, self._body.chosen.get("gain")
         body.check(self._limits)
         if gain and reads.source is None:
-            raise RequestError("`ralm.gain` is the gain from passages: it needs an index.", param="ralm.gain")
+            raise errors.RequestError("`ralm.gain` is the gain from passages: it needs an index.", param="ralm.gain")
         most = self._limits.prompt_tokens or reads.settings.plan.max_length
         new_tokens = min(body.max_tokens, self._limits.new_tokens or body.max_tokens)
         prompts = [read_prompt(given, self._model, most) for given in body.prompt]
@@ -106,7 +106,7 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
         return {"index": choice.number, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.reason}
 
     def _label(self, token: int) -> str:
-        return self._model.labels.of(token, as_id=self._body.return_tokens_as_token_ids)
+        return label_by_id(token) if self._body.return_tokens_as_token_ids else self._model.label(token)
 
     def _piece_json(self, added: answers.WrittenText) -> answers.ResponseJson:
         return self._choice_json(added)

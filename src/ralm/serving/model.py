@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
@@ -91,7 +91,7 @@ class SharedModel:
         self.end_tokens = model.end_tokens
         # the fast tokenizers of transformers fail if two threads use one at once
         self.tokenizer = cast("Tokenizer", Locked(model.tokenizer, threading.RLock()))
-        self.labels = TokenLabels(self.tokenizer)
+        self._labels: dict[int, str] = {}
         self.vocabulary = traits.vocabulary
         self.merges_prefixes = traits.merges_prefixes
         self.tokens_at_once = traits.tokens_at_once
@@ -114,6 +114,15 @@ class SharedModel:
         """As `WritingModel.continuations`."""
         return _BatchedContinuations(self, self.batcher, self.batcher.enter())
 
+    def label(self, token: int) -> str:
+        """Return the name of a token in responses: its text, or `token_id:17` if that does not identify it."""
+        if token not in self._labels:
+            before = self.tokenizer.encode(_BEFORE)
+            text = self.tokenizer.decode(np.append(before, token))[len(self.tokenizer.decode(before)) :]
+            unclear = not text or "\N{REPLACEMENT CHARACTER}" in text
+            self._labels[token] = label_by_id(token) if unclear else text
+        return self._labels[token]
+
     def close(self) -> None:
         """End the batcher after its current step; threads that wait get StoppedError."""
         self.batcher.close()
@@ -126,6 +135,11 @@ class SharedModel:
         for first in range(0, len(sequences), _SEQUENCES_AT_ONCE):
             check()
             yield from self.batcher.read(read, sequences[first : first + _SEQUENCES_AT_ONCE], check)
+
+
+def label_by_id(token: int) -> str:
+    """The name of a token that stands for no text."""
+    return f"token_id:{token}"
 
 
 class _BatchedContinuations:
@@ -185,26 +199,3 @@ class Locked:
                 return found(*arguments, **named)
 
         return locked
-
-
-class TokenLabels:
-    """The names of tokens in responses: their text, or `token_id:17` where the text does not identify the token."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
-
-    @cached_property
-    def _before(self) -> IntArray:
-        return self._tokenizer.encode(_BEFORE)
-
-    def of(self, token: int, *, as_id: bool = False) -> str:
-        """The name of a token; with `as_id` always by its id."""
-        if as_id:
-            return f"token_id:{token}"
-        if token not in self._known:
-            ids = np.concatenate([self._before, np.array([token], dtype=np.int64)])
-            text = self._tokenizer.decode(ids)[len(self._tokenizer.decode(self._before)) :]
-            unclear = not text or "\N{REPLACEMENT CHARACTER}" in text
-            self._known[token] = f"token_id:{token}" if unclear else text
-        return self._known[token]
