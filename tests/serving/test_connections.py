@@ -98,6 +98,7 @@ def test_the_server_ends_beside_a_client_that_does_not_read() -> None:
         with serving(service) as url:
             stack.enter_context(sent(url, whole(FULL)))
             until(lambda: "ralm_first_event_seconds_count 1.0" in httpx.get(f"{url}/metrics").text, 60)
+            until(lambda: "ralm_requests_under_way 0.0" in httpx.get(f"{url}/metrics").text, 60)
             begin = time.monotonic()
         assert time.monotonic() - begin < 20
 
