@@ -11,16 +11,15 @@ import pytest
 import ralm
 from ralm.lm.local import draw
 from ralm.reading import mixture, score
-from ralm.serving.local import LocalService
 from tests.cli.program import TEXT, done
-from tests.serving.served import save_index, serving, tiny
+from tests.serving.served import local, save_index, serving, tiny
 
 READ = ralm.Parts(reader=ralm.Ensemble(documents=2))
 BODY = {"model": "ralm-tiny", "prompt": "The dog", "max_tokens": 1, "ralm": {"reader": "ensemble", "documents": 2}}
 
 
 def serve(index: Path) -> None:
-    with serving(LocalService(tiny(), folders={"few": index})) as url:
+    with serving(local(tiny(), folders={"few": index})) as url:
         assert httpx.post(f"{url}/v1/completions", json=BODY).status_code == 500
     raise ZeroDivisionError
 

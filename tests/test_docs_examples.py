@@ -22,14 +22,13 @@ from pathlib import Path
 import pytest
 
 from ralm.lm.registry import load_local_model
-from ralm.serving.local import LocalService
 from ralm.serving.options import ServeOptions
 from tests.api.backings import OfModel
 from tests.api.dialects import VLLM
 from tests.api.scripted_server import ScriptedServer
 from tests.chat_models import save_chat_model
 from tests.cli.program import ralm
-from tests.serving.served import serving
+from tests.serving.served import local, serving
 from tests.tiny_encoders import save_tiny_bert
 from tests.tiny_models import save_tiny_model
 
@@ -160,9 +159,7 @@ def served(found: list[Block]) -> Iterator[list[Block]]:
     found = [block for block in found if not block.reason]
     if any(OWN_SERVER in block.code for block in found):
         options = ServeOptions(prompt="in-context-ralm")
-        service = LocalService(
-            load_local_model("gpt2"), options, folders={"my-index": Path("my-index")}, max_length=512
-        )
+        service = local(load_local_model("gpt2"), options, folders={"my-index": Path("my-index")}, max_length=512)
         with serving(service) as address:
             yield [replace(block, code=block.code.replace(OWN_SERVER, address)) for block in found]
     elif any(SERVER in block.code for block in found):

@@ -14,7 +14,7 @@ from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.proxy import ProxyService
 from tests.api.scripted_server import HttpServer, Request
 from tests.api.writing import Reply
-from tests.serving.served import serving
+from tests.serving.served import served, serving
 
 WORDS = ["The", " whales", " sing", " \U0001f40b", " [1]", "."]
 USAGE = {"prompt_tokens": 71, "completion_tokens": 6, "total_tokens": 77}
@@ -122,5 +122,6 @@ def passing_on(
         settings = Settings(reading=ReadingOptions(reader="concatenation:documents=2"))
         folders = {} if index is None else {"few": index}
         endpoint = Endpoint(server.url, NAME, key)
-        with serving(ProxyService(endpoint, 5.0, ServeOptions(**options), settings, folders, audit=audit)) as url:
+        given = served(ServeOptions(**options), settings=settings, folders=folders, audit=audit)
+        with serving(ProxyService(endpoint, 5.0, given)) as url:
             yield upstream, url

@@ -8,8 +8,11 @@ import pytest
 
 from ralm import EncoderOptions, build_index, load_encoder
 from ralm.corpus.splitting import make_passages
+from ralm.lm.registry import ModelOptions, load_language_model
+from ralm.protocols import WritingModel
 from ralm.serving.local import LocalService
-from tests.serving.served import DOCUMENTS, save_index, serving, tiny
+from tests.chat_models import save_chat_model
+from tests.serving.served import DOCUMENTS, local, save_index, serving, tiny
 from tests.tiny_encoders import save_tiny_bert
 
 
@@ -22,7 +25,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def service(index: Path) -> LocalService:
     """The built-in model with this index."""
-    return LocalService(tiny(), folders={"few": index})
+    return local(tiny(), folders={"few": index})
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +38,7 @@ def url(service: LocalService) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def plain_url() -> Iterator[str]:
     """The address of a server without an index."""
-    with serving(LocalService(tiny())) as address:
+    with serving(local(tiny())) as address:
         yield address
 
 
@@ -58,5 +61,24 @@ def dense_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def dense_url(dense_index: Path) -> Iterator[str]:
     """The address of a server with this index."""
-    with serving(LocalService(tiny(), folders={"both": dense_index})) as url:
+    with serving(local(tiny(), folders={"both": dense_index})) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a chat template."""
+    return save_chat_model(tmp_path_factory.mktemp("chat-model") / "tiny-chat")
+
+
+@pytest.fixture(scope="session")
+def chat_model(chat_folder: Path) -> WritingModel:
+    """This model."""
+    return load_language_model(str(chat_folder), ModelOptions(dtype="float32"))
+
+
+@pytest.fixture(scope="session")
+def chat_url(chat_model: WritingModel, index: Path) -> Iterator[str]:
+    """The address of a server with this model and an index."""
+    with serving(local(chat_model, folders={"few": index})) as url:
         yield url

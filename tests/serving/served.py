@@ -12,9 +12,12 @@ from ralm import build_index
 from ralm.corpus.splitting import make_passages
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
+from ralm.protocols import WritingModel
 from ralm.records import Document
+from ralm.serving.local import LocalService
+from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.process import RalmServer, address_of, bound_socket
-from ralm.serving.state import SearchService
+from ralm.serving.state import SearchService, Served
 
 MODEL = "ralm-tiny"
 DOCUMENTS = [
@@ -44,6 +47,19 @@ def save_index(folder: Path, documents: Sequence[Document] = DOCUMENTS) -> Path:
     """An index of a few documents."""
     build_index(make_passages(documents), folder)
     return folder
+
+
+def served(options: ServeOptions | None = None, **changes: Any) -> Served:
+    """What is served, by default no index to anybody."""
+    usual = {"settings": Settings(), "folders": {}, "key": None, "audit": None}
+    return Served(options=options or ServeOptions(), **{**usual, **changes})
+
+
+def local(
+    model: WritingModel, options: ServeOptions | None = None, *, max_length: int | None = None, **changes: Any
+) -> LocalService:
+    """A model that runs here, with what is served."""
+    return LocalService(model, served(options, **changes), max_length=max_length)
 
 
 @contextmanager

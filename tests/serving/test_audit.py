@@ -12,11 +12,10 @@ from ralm.errors import UsageError
 from ralm.reading import ReadingOptions
 from ralm.records import Passage
 from ralm.serving.audit import AuditEntry, AuditLog
-from ralm.serving.local import LocalService
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.text_sources import text_key
 from tests.serving.chat_upstream import NAME, WORDS, passing_on
-from tests.serving.served import MODEL, serving, tiny
+from tests.serving.served import MODEL, local, serving, tiny
 from tests.serving.test_limits import SlowTable, until
 
 QUESTION = "What sings in the deep sea by night?"
@@ -37,7 +36,7 @@ def asked(url: str, path: str = "/v1/completions", **body: Any) -> httpx.Respons
 
 def test_each_request_is_a_line_with_its_passages(index: Path, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    with serving(LocalService(tiny(), folders={"few": index}, audit=AuditLog(log))) as url:
+    with serving(local(tiny(), folders={"few": index}, audit=AuditLog(log))) as url:
         whole = asked(url, prompt=QUESTION, max_tokens=5)
         streamed = asked(url, prompt=QUESTION, max_tokens=5, stream=True)
         plain = asked(url, prompt=QUESTION, max_tokens=5, ralm={"index": None})
@@ -74,7 +73,7 @@ def test_each_request_is_a_line_with_its_passages(index: Path, tmp_path: Path) -
 def test_texts_are_written_if_they_are_wanted(index: Path, tmp_path: Path) -> None:
     log, reading = tmp_path / "audit.jsonl", ReadingOptions(reader="concatenation")
     options, settings = ServeOptions(prompt="in-context-ralm"), Settings(reading=reading)
-    service = LocalService(tiny(), options, settings, {"few": index}, audit=AuditLog(log, texts=True))
+    service = local(tiny(), options, settings=settings, folders={"few": index}, audit=AuditLog(log, texts=True))
     with serving(service) as url:
         messages = [{"role": "user", "content": QUESTION}]
         answer = asked(url, "/v1/chat/completions", messages=messages, max_tokens=8).json()
@@ -89,7 +88,7 @@ def test_texts_are_written_if_they_are_wanted(index: Path, tmp_path: Path) -> No
 def test_passages_that_share_a_context_are_all_listed(index: Path, tmp_path: Path, echo: bool) -> None:
     log = tmp_path / "audit.jsonl"
     settings = Settings(reading=ReadingOptions(reader="concatenation:documents=3"))
-    with serving(LocalService(tiny(), settings=settings, folders={"few": index}, audit=AuditLog(log))) as url:
+    with serving(local(tiny(), settings=settings, folders={"few": index}, audit=AuditLog(log))) as url:
         prompt = "By night the dog and the whales sing"
         body: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 0} if echo else {"max_tokens": 1}
         answer = asked(url, prompt=prompt, ralm={"reader": "concatenation:order=best-last"}, **body).json()
@@ -134,7 +133,7 @@ def test_a_client_that_leaves_and_an_answer_that_breaks_off(index: Path, tmp_pat
     assert line["passages"][0]["document_id"] == "sea"
     assert "".join(WORDS).startswith(line["answers"][0])
     log = tmp_path / "own.jsonl"
-    with serving(LocalService(SlowTable(), audit=AuditLog(log))) as url:
+    with serving(local(SlowTable(), audit=AuditLog(log))) as url:
         body = {"model": "table-1", "prompt": "abc", "max_tokens": 200, "temperature": 0, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
             next(response.iter_lines())
@@ -151,7 +150,7 @@ def left_after(response: httpx.Response, word: str) -> None:
 
 def test_a_moved_file_is_opened_again(tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    with serving(LocalService(SlowTable(0), audit=AuditLog(log))) as url:
+    with serving(local(SlowTable(0), audit=AuditLog(log))) as url:
         asked(url, model="table-1", prompt="abc", max_tokens=1)
         lines_of(log, 1)
         old = log.rename(tmp_path / "audit.jsonl.1")
@@ -166,7 +165,7 @@ def test_a_moved_file_is_opened_again(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_costs_lines_and_no_answers(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(LocalService(SlowTable(0), audit=AuditLog(Path("/dev/full")))) as url:
+    with serving(local(SlowTable(0), audit=AuditLog(Path("/dev/full")))) as url:
         assert asked(url, model="table-1", prompt="abc", max_tokens=1).status_code == 200
         until(lambda: "a line of the audit log /dev/full was lost" in caplog.text)
         assert asked(url, model="table-1", prompt="abc", max_tokens=1).status_code == 200

@@ -7,9 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ralm.serving.local import LocalService
 from tests.api.backings import OfTable
-from tests.serving.served import MODEL, serving
+from tests.serving.served import MODEL, local, serving
 
 ASK: dict[str, Any] = {"model": MODEL, "prompt": "The sea", "max_tokens": 2, "temperature": 0}
 JSON = {"Content-Type": "application/json"}
@@ -167,7 +166,7 @@ def test_a_wrong_search(client: httpx.Client, query: dict[str, str], said: str) 
 
 
 def test_likeliest_tokens_of_a_prompt_that_the_model_does_not_tell() -> None:
-    with serving(LocalService(OfTable(seed=1))) as url:
+    with serving(local(OfTable(seed=1))) as url:
         body = {"model": "table-1", "prompt": "abc", "echo": True, "max_tokens": 0, "logprobs": 1}
         error = refused(httpx.post(f"{url}/v1/completions", json=body))
         assert "with `echo`, set `logprobs` to 0 or leave it out." in error["message"]

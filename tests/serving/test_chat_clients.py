@@ -1,17 +1,12 @@
 """Requests of clients as they were recorded: a local model answers all that ask for no tools."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from ralm.lm.registry import ModelOptions, load_language_model
-from ralm.serving.local import LocalService
-from tests.chat_models import save_chat_model
 from tests.serving.chat_upstream import NAME
-from tests.serving.served import events_of, serving
+from tests.serving.served import events_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ONE: list[Any] = [{"role": "user", "content": "What sings in the deep sea by night?"}]
@@ -38,14 +33,6 @@ RECORDED: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def local_url(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of a chat model that runs in this process."""
-    folder = save_chat_model(tmp_path_factory.mktemp("model") / "tiny-chat")
-    with serving(LocalService(load_language_model(str(folder), ModelOptions()), folders={"few": index})) as url:
-        yield url
-
-
 def answer_to(name: str, root: str, **changes: Any) -> tuple[list[Any], httpx.Response]:
     """What a recorded client reads: the messages, or their pieces, and the usage; and the response."""
     headers, body = RECORDED[name]
@@ -60,15 +47,15 @@ def answer_to(name: str, root: str, **changes: Any) -> tuple[list[Any], httpx.Re
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_local_model_answers_recorded_requests(name: str, local_url: str) -> None:
+def test_a_local_model_answers_recorded_requests(name: str, chat_url: str) -> None:
     greedy = {"model": "tiny-chat", "temperature": 0, "max_tokens": 8}
-    pieces, _ = answer_to(name, local_url, **greedy)
+    pieces, _ = answer_to(name, chat_url, **greedy)
     plain = {"messages": RECORDED[name][1]["messages"], **greedy}
-    [choice] = httpx.post(f"{local_url}/v1/chat/completions", json=plain, timeout=60).json()["choices"]
+    [choice] = httpx.post(f"{chat_url}/v1/chat/completions", json=plain, timeout=60).json()["choices"]
     assert "".join(one.get("content") or "" for one in pieces[:-1]) == choice["message"]["content"] != ""
 
 
-def test_a_local_model_rejects_tools(local_url: str) -> None:
+def test_a_local_model_rejects_tools(chat_url: str) -> None:
     body = {**ASKS_FOR_A_CALL, "model": "tiny-chat"}
-    error = httpx.post(f"{local_url}/v1/chat/completions", json=body, timeout=60).json()["error"]
+    error = httpx.post(f"{chat_url}/v1/chat/completions", json=body, timeout=60).json()["error"]
     assert (error["param"], error["message"]) == ("tools", "`tools` is not supported: leave it out.")

@@ -19,7 +19,6 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.prompts import Conversation
 from ralm.errors import InputError, UsageError
-from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
@@ -28,12 +27,11 @@ from ralm.reading.mixers import PosteriorWeights, UniformWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
-from ralm.serving.local import LocalService
 from ralm.serving.options import ServeOptions
 from ralm.serving.text_sources import text_key
-from tests.chat_models import POSITIONS, save_chat_model
+from tests.chat_models import POSITIONS
 from tests.fakes import CountingModel, WordTokenizer
-from tests.serving.served import save_index, serving
+from tests.serving.served import local, save_index, serving, tiny
 
 CORPUS = [
     Document("hill", "The Hill", "The dog keeps the sheep on the hill.", metadata={"url": "https://a.example/hill"}),
@@ -69,19 +67,13 @@ READERS: list[tuple[dict[str, Any], Parts]] = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> WritingModel:
-    folder = save_chat_model(tmp_path_factory.mktemp("model") / "tiny-chat")
-    return load_language_model(str(folder), ModelOptions(dtype="float32"))
-
-
-@pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_index(tmp_path_factory.mktemp("chats") / "index", CORPUS)
 
 
 @pytest.fixture(scope="module")
-def url(model: WritingModel, index: Path) -> Iterator[str]:
-    with serving(LocalService(model, folders={"texts": index})) as address:
+def url(chat_model: WritingModel, index: Path) -> Iterator[str]:
+    with serving(local(chat_model, folders={"texts": index})) as address:
         yield address
 
 
@@ -92,11 +84,11 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def answered(
-    model: WritingModel, index: Path, said: list[Any], parts: Parts = IN_CONTEXT, **options: Any
+    chat_model: WritingModel, index: Path, said: list[Any], parts: Parts = IN_CONTEXT, **options: Any
 ) -> SourcedAnswer:
     """What the library answers."""
     drawn = AnswerOptions(**{"stop": (), "new_tokens": 24, **options})
-    answerer = Answerer(model, open_prompt("chat"), FromRetriever.of_index(index), parts=parts, options=drawn)
+    answerer = Answerer(chat_model, open_prompt("chat"), FromRetriever.of_index(index), parts=parts, options=drawn)
     return answerer.stream(Conversation(messages_of(said))).with_sources()
 
 
@@ -128,14 +120,14 @@ def asked(client: openai.OpenAI, said: list[Any], **more: Any) -> Any:
 @pytest.mark.parametrize("said", [SAID, QUESTION])
 def test_the_answer_is_that_of_the_library(
     client: openai.OpenAI,
-    model: WritingModel,
+    chat_model: WritingModel,
     index: Path,
     chosen: dict[str, Any],
     parts: Parts,
     sampling: dict[str, Any],
     said: list[Any],
 ) -> None:
-    expected = answered(model, index, said, parts, **sampling)
+    expected = answered(chat_model, index, said, parts, **sampling)
     found = asked(client, said, logprobs=True, extra_body={"ralm": chosen}, **sampling)
     [choice] = found.choices
     assert choice.message.content == expected.answer.text
@@ -143,7 +135,7 @@ def test_the_answer_is_that_of_the_library(
     tokens = choice.logprobs.content
     assert [one.logprob for one in tokens] == pytest.approx([one.log_prob for one in expected.answer.tokens], abs=1e-4)
     assert found.usage.completion_tokens == len(tokens) == len(expected.answer.tokens)
-    chat: Any = full_tokenizer(model.tokenizer).encode_chat(messages_of(said))
+    chat: Any = full_tokenizer(chat_model.tokenizer).encode_chat(messages_of(said))
     assert found.usage.prompt_tokens > len(chat[0]) * (2 if "ensemble" in str(chosen) else 1), "with passages"
     told = found.model_extra["ralm"]
     assert told["index"] == "texts"
@@ -165,11 +157,11 @@ def test_the_answer_is_that_of_the_library(
 
 @pytest.mark.parametrize(("chosen", "parts"), READERS)
 def test_annotations_are_the_citations_of_the_library(
-    client: openai.OpenAI, url: str, model: WritingModel, index: Path, chosen: dict[str, Any], parts: Parts
+    client: openai.OpenAI, url: str, chat_model: WritingModel, index: Path, chosen: dict[str, Any], parts: Parts
 ) -> None:
     cited = 0
     for said in CONVERSATIONS:
-        expected = answered(model, index, said, parts)
+        expected = answered(chat_model, index, said, parts)
         [choice] = asked(client, said, extra_body={"ralm": chosen}).choices
         spans = sorted((span, one.passage) for one in expected.sources for span in one.answer_spans)
         found = [one.url_citation for one in choice.message.annotations]
@@ -222,22 +214,22 @@ def _tokens_of(piece: Any, number: int) -> list[Any]:
     return [token for one in choices if one["index"] == number for token in one.get("tokens", [])]
 
 
-def test_choices_have_seeds_of_their_own(client: openai.OpenAI, model: WritingModel, index: Path) -> None:
+def test_choices_have_seeds_of_their_own(client: openai.OpenAI, chat_model: WritingModel, index: Path) -> None:
     found = asked(client, SAID, n=3, temperature=1.0, seed=7)
     texts = [one.message.content for one in found.choices]
-    assert texts == [answered(model, index, SAID, temperature=1.0, seed=7 + n).answer.text for n in range(3)]
+    assert texts == [answered(chat_model, index, SAID, temperature=1.0, seed=7 + n).answer.text for n in range(3)]
     assert len(set(texts)) == 3
 
 
-def test_without_an_index_it_is_the_plain_conversation(client: openai.OpenAI, model: WritingModel) -> None:
+def test_without_an_index_it_is_the_plain_conversation(client: openai.OpenAI, chat_model: WritingModel) -> None:
     found = asked(client, SAID, extra_body={"ralm": {"index": None}})
     options = AnswerOptions(new_tokens=24, stop=())
     said = messages_of(SAID)
-    [expected] = Answerer(model, open_prompt("chat"), options=options).answers([Conversation(said)])
+    [expected] = Answerer(chat_model, open_prompt("chat"), options=options).answers([Conversation(said)])
     assert found.choices[0].message.content == expected.answer.text
     assert found.choices[0].message.annotations == []
     assert "search_results" not in found.model_extra
-    chat = full_tokenizer(model.tokenizer).encode_chat(said)
+    chat = full_tokenizer(chat_model.tokenizer).encode_chat(said)
     assert chat is not None
     assert found.usage.prompt_tokens == len(chat[0])
 
@@ -343,11 +335,11 @@ def test_what_is_refused(url: str, more: dict[str, Any], param: str | None, told
     assert error["type"] in ("invalid_request_error", "not_found_error")
 
 
-def test_a_conversation_that_does_not_fit(url: str, client: openai.OpenAI, model: WritingModel) -> None:
+def test_a_conversation_that_does_not_fit(url: str, client: openai.OpenAI, chat_model: WritingModel) -> None:
     def said(length: int) -> list[Any]:
         return [{"role": "user", "content": "s" * length}]
 
-    chat = full_tokenizer(model.tokenizer).encode_chat([Message("user", "s")])
+    chat = full_tokenizer(chat_model.tokenizer).encode_chat([Message("user", "s")])
     assert chat is not None
     most = POSITIONS - len(chat[0])  # characters beside the one, with nothing left for an answer
     for more, told in ((0, f"the messages have {POSITIONS:,} tokens and `max_tokens` is 1,"), (10**6, AT_LEAST)):
@@ -374,24 +366,23 @@ def test_a_passage_that_there_is_not(url: str) -> None:
 
 
 def test_a_model_without_a_chat_template(index: Path) -> None:
-    tiny = load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
     body: dict[str, Any] = {"model": "ralm-tiny", "max_tokens": 8, "temperature": 0}
-    with serving(LocalService(tiny, folders={"texts": index})) as url:
+    with serving(local(tiny(), folders={"texts": index})) as url:
         message = refused(url, QUESTION, **body)["message"]
         assert "ralm-tiny has no chat template: use /v1/completions" in message
-    with serving(LocalService(tiny, ServeOptions(prompt="replug"), folders={"texts": index})) as url:
+    with serving(local(tiny(), ServeOptions(prompt="replug"), folders={"texts": index})) as url:
         source, options = FromRetriever.of_index(index), AnswerOptions(new_tokens=8)
-        answerer = Answerer(tiny, open_prompt("replug"), source, options=options)
+        answerer = Answerer(tiny(), open_prompt("replug"), source, options=options)
         [expected] = answerer.answers([QUESTION[0]["content"]])
         assert posted(url, QUESTION, **body).json()["choices"][0]["message"]["content"] == expected.answer.text
         assert "has 4 messages, and this prompt asks one question" in refused(url, SAID, **body)["message"]
 
 
-def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingModel, index: Path) -> None:
+def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, chat_model: WritingModel, index: Path) -> None:
     plain = asked(client, SAID, logprobs=True)
     found = asked(client, SAID, logprobs=True, top_logprobs=3)
     assert found.choices[0].message == plain.choices[0].message
-    expected = answered(model, index, SAID, top_logprobs=3)
+    expected = answered(chat_model, index, SAID, top_logprobs=3)
     listed = found.choices[0].logprobs.content
     assert len(listed) == len(expected.answer.tokens)
     for one, token in zip(listed, expected.answer.tokens, strict=True):
@@ -404,13 +395,13 @@ def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingMo
     assert all(one.top_logprobs == [] for one in plain.choices[0].logprobs.content)
 
 
-def test_prompts_that_are_none_of_chats(model: WritingModel) -> None:
+def test_prompts_that_are_none_of_chats(chat_model: WritingModel) -> None:
     with pytest.raises(UsageError, match="chat-choice is for questions with choices"):
-        LocalService(model, ServeOptions(prompt="chat-choice"))
+        local(chat_model, ServeOptions(prompt="chat-choice"))
     with pytest.raises(InputError, match="is unknown"):
-        LocalService(model, ServeOptions(prompt="absent"))
+        local(chat_model, ServeOptions(prompt="absent"))
 
 
 def test_a_model_that_gives_text_alone_is_not_served() -> None:
     with pytest.raises(UsageError, match="words does not return the log-probabilities of all next tokens"):
-        LocalService(CountingModel(WordTokenizer(), tier="text", name="words", max_length=400))
+        local(CountingModel(WordTokenizer(), tier="text", name="words", max_length=400))

@@ -18,12 +18,11 @@ import pytest
 
 from ralm.records import IntArray, NextTokens
 from ralm.serving import process
-from ralm.serving.local import LocalService
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.process import bound_socket
 from tests.api.backings import OfTable
 from tests.serving.process import running
-from tests.serving.served import MODEL, PROMPTS, serving, tiny
+from tests.serving.served import MODEL, PROMPTS, local, serving, tiny
 from tests.serving.test_limits import limited, until
 
 ASK: dict[str, Any] = {"model": MODEL, "prompt": PROMPTS[0], "max_tokens": 2, "temperature": 0}
@@ -94,18 +93,19 @@ def test_a_connection_stays_open_for_longer_than_clients_keep_it() -> None:
 
 
 def test_the_server_ends_beside_a_client_that_does_not_read() -> None:
-    service = LocalService(tiny(), ServeOptions(limits=Limits(shutdown_seconds=0.5)))
+    service = local(tiny(), ServeOptions(limits=Limits(shutdown_seconds=0.5)))
     with ExitStack() as stack:
         with serving(service) as url:
             stack.enter_context(sent(url, whole(FULL)))
             until(lambda: "ralm_first_event_seconds_count 1.0" in httpx.get(f"{url}/metrics").text, 60)
+            until(lambda: "ralm_requests_under_way 0.0" in httpx.get(f"{url}/metrics").text, 60)
             begin = time.monotonic()
         assert time.monotonic() - begin < 20
 
 
 def test_a_client_that_does_not_read_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_UNREAD_SECONDS", 1)
-    with serving(LocalService(tiny())) as url, sent(url, whole(FULL)) as unread:
+    with serving(local(tiny())) as url, sent(url, whole(FULL)) as unread:
         until(lambda: 'status="200"} 1.0' in httpx.get(f"{url}/metrics").text.partition("completions")[2], 60)
         assert b"[DONE]" not in received(unread)
 
@@ -121,7 +121,7 @@ class Stuck(OfTable):
 def test_a_request_is_answered_in_time_whatever_its_thread_does() -> None:
     body = {**ASK, "model": "table-1", "prompt": "abc"}
     limits = Limits(seconds=0.5, requests_at_once=1)
-    with serving(LocalService(Stuck(seed=1), ServeOptions(limits=limits))) as url:
+    with serving(local(Stuck(seed=1), ServeOptions(limits=limits))) as url:
         for words in ("timed out", "waited in the queue too long"):
             begin = time.monotonic()
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30)

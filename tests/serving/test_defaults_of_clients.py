@@ -2,17 +2,12 @@
 rejected by their name."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from ralm.lm.registry import ModelOptions, load_language_model
-from ralm.serving.local import LocalService
-from ralm.serving.requests import _NO_CHANGE
-from tests.chat_models import save_chat_model
-from tests.serving.served import serving
+from ralm.serving.requests import TextRequest
 
 SAID: list[dict[str, Any]] = [{"role": "user", "content": "Who sings in the sea?"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -22,11 +17,15 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def client(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = save_chat_model(tmp_path_factory.mktemp("model") / "tiny-chat")
-    model = load_language_model(str(folder), ModelOptions())
-    with serving(LocalService(model, folders={"few": index})) as url, httpx.Client(base_url=url, timeout=60) as client:
+def client(chat_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=chat_url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def usual(client: httpx.Client) -> dict[str, Any]:
+    """The choices of the answer at each path if nothing else is sent."""
+    return {path: answer(client, path, {}).json()["choices"] for path in BODIES}
 
 
 def answer(client: httpx.Client, path: str, more: dict[str, Any]) -> httpx.Response:
@@ -37,7 +36,7 @@ def answer(client: httpx.Client, path: str, more: dict[str, Any]) -> httpx.Respo
 @pytest.mark.parametrize(
     "more",
     [
-        *({name: value} for name, values in _NO_CHANGE.items() for value in [None, *values]),
+        *({name: value} for name, values in TextRequest.without_effect.items() for value in [None, *(values or ())]),
         {"metadata": {"run": "1"}, "prediction": {"type": "content", "content": "a"}},
         {"service_tier": "flex", "store": True},
         *({"top_k": value} for value in (-1, 0, None)),
@@ -48,10 +47,12 @@ def answer(client: httpx.Client, path: str, more: dict[str, Any]) -> httpx.Respo
         {"guided_json": None, "prompt_logprobs": None, "unknown": None, "stop": None, "logprobs": None, "ralm": None},
     ],
 )  # fmt: skip
-def test_what_changes_nothing_passes(client: httpx.Client, path: str, more: dict[str, Any]) -> None:
+def test_what_changes_nothing_passes(
+    client: httpx.Client, usual: dict[str, Any], path: str, more: dict[str, Any]
+) -> None:
     answered = answer(client, path, more)
     assert answered.status_code == 200, answered.text
-    assert answered.json()["choices"] == answer(client, path, {}).json()["choices"]
+    assert answered.json()["choices"] == usual[path]
 
 
 def test_a_seed_of_null_and_logprobs_of_zero_pass(client: httpx.Client) -> None:
@@ -62,10 +63,12 @@ def test_a_seed_of_null_and_logprobs_of_zero_pass(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("more", [{"name": None}, {"name": "Ann"}, {"cache_control": {"a": 1}}, {"\u00e4\n": 1}])
-def test_a_message_is_its_role_and_its_content(client: httpx.Client, more: dict[str, Any]) -> None:
+def test_a_message_is_its_role_and_its_content(
+    client: httpx.Client, usual: dict[str, Any], more: dict[str, Any]
+) -> None:
     answered = answer(client, "/v1/chat/completions", {"messages": [{**SAID[0], **more}]})
     assert answered.status_code == 200, answered.text
-    assert answered.json()["choices"] == answer(client, "/v1/chat/completions", {}).json()["choices"]
+    assert answered.json()["choices"] == usual["/v1/chat/completions"]
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.cli.program import ralm
-from tests.serving.chat_upstream import NAME, ChatUpstream
+from tests.serving.chat_upstream import ChatUpstream
 from tests.serving.process import running
 from tests.serving.served import serving
 from tests.serving.test_connections import ASK, HALVES, received, sent
@@ -89,16 +89,6 @@ def test_the_command_of_the_compose_file(index: Path, tmp_path: Path) -> None:
     assert upstream.last.headers["authorization"] == "Bearer sk-vllm"
     [line] = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
     assert line["passages"][0]["document_id"] == "sea"
-
-
-def test_the_number_of_passages_of_requests_that_are_passed_on(index: Path) -> None:
-    upstream = ChatUpstream()
-    with upstream.server as server:
-        flags = ("--lm", f"{server.url}#{NAME}", "--index", index, "--documents", 1)
-        with running(*flags) as served:
-            body = {"model": NAME, "messages": [{"role": "user", "content": "What sings in the sea by night?"}]}
-            answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).json()
-    assert [one["title"] for one in answer["search_results"]] == ["The Sea"]
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from ralm.reading.tokens import prepare_text
 from ralm.serving.local import LocalService
 from tests.api.backings import OfTable
 from tests.rounding import rounded
-from tests.serving.served import MODEL, PROMPTS, events_of, serving, tiny
+from tests.serving.served import MODEL, PROMPTS, events_of, local, serving, tiny
 
 READERS: dict[str, Parts] = {
     "in-context": IN_CONTEXT,
@@ -259,7 +259,7 @@ def test_a_prompt_of_one_token_has_nothing_before_it(client: httpx.Client) -> No
 def test_the_end_of_a_text_is_a_token_behind_an_echoed_prompt() -> None:
     """Clients of `echo` count on one token more than the prompt has, whatever the model writes."""
     body = {"model": "table-1", "max_tokens": 40, "temperature": 1, "logprobs": 0}
-    with serving(LocalService(OfTable(seed=1, ends=True))) as url, httpx.Client(base_url=url, timeout=60) as http:
+    with serving(local(OfTable(seed=1, ends=True))) as url, httpx.Client(base_url=url, timeout=60) as http:
         reasons = Counter[str]()
         for seed in range(20):
             [alone] = answered(http, {**body, "seed": seed, "prompt": "abc"})["choices"]

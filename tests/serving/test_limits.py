@@ -21,7 +21,7 @@ from ralm.serving.local import LocalService
 from ralm.serving.middleware import KEY, open_key
 from ralm.serving.options import Limits, ServeOptions
 from tests.api.backings import OfTable
-from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, events_of, save_index, serving, tiny
+from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, events_of, local, save_index, serving, tiny
 
 ASK: dict[str, Any] = {"model": "table-1", "prompt": "abc", "max_tokens": 200, "temperature": 0}
 SECRET = "sk-the-key-of-this-server"
@@ -42,7 +42,7 @@ class SlowTable(OfTable):
 
 
 def limited(**limits: Any) -> LocalService:
-    return LocalService(SlowTable(), ServeOptions(limits=Limits(**limits)))
+    return local(SlowTable(), ServeOptions(limits=Limits(**limits)))
 
 
 def model_of(service: LocalService) -> SlowTable:
@@ -144,13 +144,13 @@ def test_own_limits_of_tokens() -> None:
 
 
 def test_the_operator_says_what_requests_may_choose(index: Path) -> None:
-    with serving(LocalService(tiny(), ServeOptions(allow=("index",)), folders={"few": index})) as url:
+    with serving(local(tiny(), ServeOptions(allow=("index",)), folders={"few": index})) as url:
         body = {"model": MODEL, "prompt": "The sea", "max_tokens": 1}
         assert httpx.post(f"{url}/v1/completions", json={**body, "ralm": {"index": None}}).status_code == 200
         refused = httpx.post(f"{url}/v1/completions", json={**body, "ralm": {"stride": 2}}).json()["error"]
         assert refused["message"] == "`stride` cannot be chosen here; the choices are: index."
         assert refused["param"] == "ralm.stride"
-    with serving(LocalService(tiny(), ServeOptions(allow=("stride",)), folders={"few": index})) as url:
+    with serving(local(tiny(), ServeOptions(allow=("stride",)), folders={"few": index})) as url:
         assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == [MODEL]
         unknown = httpx.post(f"{url}/v1/completions", json={**body, "model": f"{MODEL}:plain"})
         told = f"the model '{MODEL}:plain' is not served; the models are: {MODEL}."
@@ -159,7 +159,7 @@ def test_the_operator_says_what_requests_may_choose(index: Path) -> None:
 
 def test_without_the_key_nothing_is_told(index: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="ralm")
-    with serving(LocalService(tiny(), folders={"few": index}, key=SECRET)) as url:
+    with serving(local(tiny(), folders={"few": index}, key=SECRET)) as url:
         body = {"model": MODEL, "prompt": "The sea", "max_tokens": 1}
         wrong = [None, "", SECRET, "Bearer", f"Bearer {SECRET}x", f"Basic {SECRET}", "Bearer \u00e9"]
         said = ""
@@ -226,7 +226,7 @@ def test_a_model_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_an_index_that_changes_is_served_as_it_was_until_it_is_reloaded(tmp_path: Path) -> None:
     folder = save_index(tmp_path / "index", DOCUMENTS[:2])
-    service = LocalService(tiny(), folders={"few": folder}, key=SECRET)
+    service = local(tiny(), folders={"few": folder}, key=SECRET)
     with serving(service) as url, httpx.Client(base_url=url, headers={"Authorization": f"Bearer {SECRET}"}) as http:
 
         def titles(query: str) -> list[str]:
@@ -248,7 +248,7 @@ def test_an_index_that_changes_is_served_as_it_was_until_it_is_reloaded(tmp_path
 def test_a_followed_index_is_opened_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_FOLLOW_SECONDS", 1)
     folder = save_index(tmp_path / "index", DOCUMENTS[:2])
-    service = LocalService(tiny(), ServeOptions(follow=True), folders={"few": folder})
+    service = local(tiny(), ServeOptions(follow=True), folders={"few": folder})
     with serving(service) as url:
 
         def found() -> bool:

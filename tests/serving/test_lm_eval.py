@@ -7,12 +7,11 @@ import pytest
 from ralm import FromRetriever, PlanOptions, Request
 from ralm.harness.model import RalmLM
 from ralm.lm import model_path
-from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
+from ralm.protocols import WritingModel
 from ralm.serving.local import LocalService
-from tests.chat_models import save_chat_model
 from tests.harness.local_tasks import PAGES, answers, assert_alike, evaluated, requests, save_tasks
-from tests.serving.served import MODEL, serving, tiny
+from tests.serving.served import MODEL, local, serving, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS = ("choosing", "writing", "ending", "pages")
@@ -52,17 +51,17 @@ def test_under_retrieval_whole_texts_are_scored_as_by_our_own_model(
         assert log_prob == pytest.approx(expected + float(of_first), rel=1e-4)
 
 
-def test_chats_without_retrieval_are_those_of_hf(tmp_path: Path, tasks: Path) -> None:
-    folder = save_chat_model(tmp_path / "tiny-chat")
+def test_chats_without_retrieval_are_those_of_hf(chat_folder: Path, chat_model: WritingModel, tasks: Path) -> None:
     how = {
         "apply_chat_template": True,
         "system_instruction": "Be brief.",
         "num_fewshot": 1,
         "fewshot_as_multiturn": True,
     }
-    expected = evaluated("hf", tasks, ["writing"], model_args=f"pretrained={folder},dtype=float32", device="cpu", **how)
-    model = load_language_model(str(folder), ModelOptions(dtype="float32"))
-    with serving(LocalService(model)) as url:
+    expected = evaluated(
+        "hf", tasks, ["writing"], model_args=f"pretrained={chat_folder},dtype=float32", device="cpu", **how
+    )
+    with serving(local(chat_model)) as url:
         arguments = f"base_url={url}/v1/chat/completions,model=tiny-chat,max_retries=1"
         found = evaluated("local-chat-completions", tasks, ["writing"], model_args=arguments, **how)
     texts = [text.replace("<s>", "") for text in answers(found, "writing")]  # `hf` leaves out special tokens

@@ -14,7 +14,7 @@ import pytest
 from ralm import Document
 from ralm.serving.audit import AuditLog
 from ralm.serving.state import SearchService
-from tests.serving.served import DOCUMENTS, save_index, serving
+from tests.serving.served import DOCUMENTS, save_index, served, serving
 
 mcp = pytest.importorskip("mcp")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -38,7 +38,7 @@ async def over_stdio(folders: dict[str, Path]) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def over_http(folders: dict[str, Path]) -> AsyncIterator[Any]:
-    with serving(SearchService(folders=folders)) as url:
+    with serving(SearchService(served(folders=folders))) as url:
         async with mcp.Client(f"{url}/mcp") as client:
             yield client
 
@@ -108,7 +108,7 @@ def test_wrong_calls_are_sentences_that_a_model_can_read(asked: Callable[[Any], 
 
 def test_the_key_and_the_audit_log(index: Path, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    with serving(SearchService(folders={"few": index}, key="sk-key", audit=AuditLog(log))) as url:
+    with serving(SearchService(served(folders={"few": index}, key="sk-key", audit=AuditLog(log)))) as url:
         call = {"name": "search", "arguments": {"query": "whales"}}
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
         headers = {"Accept": "application/json, text/event-stream", "Authorization": "Bearer sk-key"}

@@ -14,11 +14,9 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.lm.registry import ModelOptions, load_language_model
-from ralm.serving.local import LocalService
+from ralm.protocols import WritingModel
 from ralm.serving.options import Limits, ServeOptions
-from tests.chat_models import save_chat_model
-from tests.serving.served import MODEL, serving
+from tests.serving.served import MODEL, local, serving
 
 COUNT = int(os.environ.get("RALM_FUZZ", "15"))
 ODD_TEXTS = ["", "a", "\x00", "\ud800", "\u202e", "e" * 3000, "../../etc/passwd", "http://x", "<script>", "\U0001f389"]
@@ -48,12 +46,10 @@ MESSAGES = st.lists(
 
 
 @pytest.fixture(scope="module")
-def chats(tmp_path_factory: pytest.TempPathFactory, index: Path) -> Iterator[httpx.Client]:
+def chats(chat_model: WritingModel, index: Path) -> Iterator[httpx.Client]:
     """A client of a server with a chat model, which writes little."""
-    folder = save_chat_model(tmp_path_factory.mktemp("model") / "tiny-chat")
-    model = load_language_model(str(folder), ModelOptions(dtype="float32"))
     limits = Limits(texts=3, new_tokens=4, documents=2)
-    service = LocalService(model, ServeOptions(limits=limits), folders={"few": index})
+    service = local(chat_model, ServeOptions(limits=limits), folders={"few": index})
     with serving(service) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 

@@ -8,9 +8,8 @@ import pytest
 from ralm import PlanOptions, open_index
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
-from ralm.serving.local import LocalService
 from ralm.serving.options import Settings
-from tests.serving.served import MODEL, PROMPTS, serving
+from tests.serving.served import MODEL, PROMPTS, local, serving
 from tests.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,7 +23,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> LocalLanguageModel:
 
 def test_a_bos_is_read_once_and_never_told(llama: LocalLanguageModel) -> None:
     """Text begins with the BOS that the tokenizer puts first; token ids are read as they are."""
-    with serving(LocalService(llama)) as url:
+    with serving(local(llama)) as url:
         assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == ["llama"]
         body = {"model": "llama", "max_tokens": 0, "echo": True, "logprobs": 0}
         text = "The sea is"
@@ -43,7 +42,7 @@ def test_a_bos_is_read_once_and_never_told(llama: LocalLanguageModel) -> None:
 
 def test_under_retrieval_a_bos_begins_the_reading(llama: LocalLanguageModel, index: Path) -> None:
     settings = Settings(plan=PlanOptions(document_tokens=16, max_length=64))
-    service = LocalService(llama, folders={"few": index}, max_length=64, settings=settings)
+    service = local(llama, folders={"few": index}, max_length=64, settings=settings)
     with serving(service) as url:
         body = {"model": "llama", "max_tokens": 4, "temperature": 0, "echo": True, "logprobs": 0}
         text = "The sea is deep and"

@@ -9,15 +9,12 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.reading.plan import PlanOptions
 from ralm.records import Document
-from ralm.serving.local import LocalService
 from ralm.serving.options import ServeOptions, Settings
 from tests.browser import Tab, browser_tab, needs_browser
-from tests.chat_models import save_chat_model
 from tests.serving.chat_upstream import WORDS, passing_on
-from tests.serving.served import DOCUMENTS, MODEL, save_index, serving, tiny
+from tests.serving.served import DOCUMENTS, MODEL, local, save_index, serving, tiny
 from tests.serving.test_limits import SlowTable
 
 NASTY = '</script><script>document.title="caught"</script><img src=x onerror="document.title=\'caught\'">'
@@ -37,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page_url(folder: Path) -> Iterator[str]:
-    with serving(LocalService(tiny(), folders={"few": folder})) as url:
+    with serving(local(tiny(), folders={"few": folder})) as url:
         yield f"{url}/"
 
 
@@ -105,7 +102,7 @@ def test_what_may_be_chosen(page_url: str, folder: Path) -> None:
     assert told["choices"]["retriever"] == {"values": ["bm25", "random"]}, "the index has no vectors"
     assert told["choices"]["documents"] == {"least": 1, "most": 100}
     assert told["can"] == {"chat": False, "turns": True, "completions": True}
-    with serving(LocalService(tiny(), ServeOptions(allow=("reader",)), folders={"few": folder}, key=KEY)) as url:
+    with serving(local(tiny(), ServeOptions(allow=("reader",)), folders={"few": folder}, key=KEY)) as url:
         assert httpx.get(f"{url}/choices").status_code == 401
         assert httpx.get(f"{url}/").status_code == 200
         told = httpx.get(f"{url}/choices", headers={"Authorization": f"Bearer {KEY}"}).json()
@@ -267,7 +264,7 @@ def test_on_a_phone_it_is_one_column_and_the_sources_of_a_token_can_be_closed(ta
 @needs_browser
 def test_escape_stops_and_errors_are_told(tab: Tab, folder: Path) -> None:
     settings = Settings(plan=PlanOptions(max_length=256, document_tokens=32))
-    service = LocalService(SlowTable(0.05), settings=settings, folders={"few": folder})
+    service = local(SlowTable(0.05), settings=settings, folders={"few": folder})
     with serving(service) as url:
         tab.open(f"{url}/#tab=play&max_tokens=200&temperature=0")
         tab.type("#prompt", "abc")
@@ -290,7 +287,7 @@ def test_escape_stops_and_errors_are_told(tab: Tab, folder: Path) -> None:
 @needs_browser
 def test_a_key_is_asked_for_and_kept_nowhere(tab: Tab, folder: Path) -> None:
     options = ServeOptions(allow=("reader", "gain"))
-    with serving(LocalService(tiny(), options, folders={"few": folder}, key=KEY)) as url:
+    with serving(local(tiny(), options, folders={"few": folder}, key=KEY)) as url:
         tab.open(f"{url}/#tab=play&max_tokens=4&reader=ensemble")
         assert tab.value("document.getElementById('key').checkVisibility()")
         tab.type("#key", KEY)
@@ -398,30 +395,25 @@ def test_a_chat_is_stopped_and_tried_again(tab: Tab, index: Path) -> None:
 
 
 @needs_browser
-def test_a_chat_with_measured_sources_and_every_tab_by_keyboard(tab: Tab, index: Path, tmp_path: Path) -> None:
-    folder = save_chat_model(tmp_path / "tiny-chat")
-    model = load_language_model(str(folder), ModelOptions(dtype="float32"))
-    with serving(LocalService(model, folders={"few": index})) as url:
-        tab.open(f"{url}/#max_tokens=12&temperature=0")
-        tab.value("document.getElementById('tab-chat').focus()")
-        tab.press("ArrowRight")
-        assert tab.value("[document.activeElement.id, document.getElementById('play').hidden]") == ["tab-play", False]
-        tab.press("ArrowLeft")
-        say(tab, QUESTION)
-        body = {"model": "tiny-chat", "messages": [{"role": "user", "content": QUESTION}]}
-        answer: Any = httpx.post(
-            f"{url}/v1/chat/completions", json={**body, "max_tokens": 12, "temperature": 0}, timeout=60
-        ).json()
-        [source] = answer["ralm"]["choices"][0]["sources"]
-        assert tab.value("turns[0].answers.with.text") == answer["choices"][0]["message"]["content"]
-        assert tab.value("turns[0].answers.with.sources.map(one => [one.passage.passage, one.known])") == [
-            [source["passage"], source["known"]]
-        ]
-        assert tab.value("document.querySelectorAll('.cite').length") == len(
-            answer["choices"][0]["message"]["annotations"]
-        )
-        assert tab.value("turns[0].answers.with.retriever") == "bm25"
-        tab.value("fresh()")
+def test_a_chat_with_measured_sources_and_every_tab_by_keyboard(tab: Tab, chat_url: str) -> None:
+    tab.open(f"{chat_url}/#max_tokens=12&temperature=0")
+    tab.value("document.getElementById('tab-chat').focus()")
+    tab.press("ArrowRight")
+    assert tab.value("[document.activeElement.id, document.getElementById('play').hidden]") == ["tab-play", False]
+    tab.press("ArrowLeft")
+    say(tab, QUESTION)
+    body = {"model": "tiny-chat", "messages": [{"role": "user", "content": QUESTION}]}
+    answer: Any = httpx.post(
+        f"{chat_url}/v1/chat/completions", json={**body, "max_tokens": 12, "temperature": 0}, timeout=60
+    ).json()
+    [source] = answer["ralm"]["choices"][0]["sources"]
+    assert tab.value("turns[0].answers.with.text") == answer["choices"][0]["message"]["content"]
+    assert tab.value("turns[0].answers.with.sources.map(one => [one.passage.passage, one.known])") == [
+        [source["passage"], source["known"]]
+    ]
+    assert tab.value("document.querySelectorAll('.cite').length") == len(answer["choices"][0]["message"]["annotations"])
+    assert tab.value("turns[0].answers.with.retriever") == "bm25"
+    tab.value("fresh()")
 
 
 @needs_browser

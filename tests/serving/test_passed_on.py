@@ -15,14 +15,14 @@ from tests.api.scripted_server import ScriptedServer
 from tests.api.served import behind
 from tests.serving.chat_upstream import NAME, ChatUpstream, passing_on
 from tests.serving.process import running
-from tests.serving.served import DOCUMENTS, serving
+from tests.serving.served import DOCUMENTS, served, serving
 
 QUESTION = {"messages": [{"role": "user", "content": "What do the whales sing in?"}], "max_tokens": 4}
 
 
 def test_prompts_of_completions_are_passed_on(index: Path) -> None:
     with ScriptedServer(behind(), OpenAI()) as server:
-        service = ProxyService(Endpoint(server.url, server.model), 5.0, folders={"few": index})
+        service = ProxyService(Endpoint(server.url, server.model), 5.0, served(folders={"few": index}))
         with serving(service) as url:
             for prompt, expected in (
                 ("The whales", f"The Sea\n{DOCUMENTS[1].text}\n\nThe whales"),
@@ -39,18 +39,23 @@ def test_prompts_of_completions_are_passed_on(index: Path) -> None:
 
 def test_an_ensemble_cannot_be_passed_on() -> None:
     with pytest.raises(UsageError, match="leave out `reader` ensemble and `rerank`"):
-        ProxyService(Endpoint("http://h/v1", "m"), 1.0, settings=Settings(reading=ReadingOptions(reader="ensemble")))
+        settings = Settings(reading=ReadingOptions(reader="ensemble"))
+        ProxyService(Endpoint("http://h/v1", "m"), 1.0, served(settings=settings))
 
 
 def test_the_command(index: Path, tmp_path: Path) -> None:
     upstream = ChatUpstream()
     with upstream.server as api:
-        arguments = ("--lm", f"{api.url}#{NAME}", "--index", f"few={index}", "--query", "rewrite")
+        arguments = ("--lm", f"{api.url}#{NAME}", "--index", f"few={index}", "--query", "rewrite", "--documents", 1)
         with running(*arguments, RALM_API_KEY="sk-upstream", RALM_CACHE=str(tmp_path)) as served:
             assert "requests to" in served.wait_for("are passed on as they are")
             body = {"model": NAME, **QUESTION}
-            answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).json()
+            answer, of_two = (
+                httpx.post(f"{served.url}/v1/chat/completions", json={**body, **more}, timeout=60).json()
+                for more in ({}, {"ralm": {"query": "sea by night"}})
+            )
             assert answer["ralm"]["query"] == "The whales sing \U0001f40b [1]."
+            assert len(of_two["search_results"]) == 1
             assert upstream.last.key == "sk-upstream"
 
 

@@ -13,8 +13,10 @@ import httpx
 import openai
 import pytest
 
-from ralm.serving.jobs import EventBuffer, Workers
+from ralm.serving.jobs import Workers
 from ralm.serving.middleware import Metrics
+from ralm.serving.options import Limits
+from ralm.serving.proxy import EventBuffer
 from tests.api.writing import Reply
 from tests.serving.chat_upstream import CALL, EVENTS, NAME, USAGE, WORDS, ChatUpstream, event, passing_on
 from tests.serving.served import events_of
@@ -379,15 +381,13 @@ def test_an_odd_answer_comes_back(number: Any, message: Any, upstream: ChatUpstr
 
 def test_a_slot_is_free_when_its_threads_have_ended() -> None:
     async def check() -> None:
-        workers, end = Workers(1, 1, 60, Metrics()), threading.Event()
-        slot = await workers.take_slot()
+        workers, end = Workers(Limits(requests_at_once=1), Metrics()), threading.Event()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(slot.in_thread(end.wait, 10), 0.1)
-        slot.leave()
+            await asyncio.wait_for(workers.in_slot(lambda slot: slot.in_thread(end.wait, 10)), 0.1)
         waiting = asyncio.ensure_future(workers.take_slot())
         assert not (await asyncio.wait({waiting}, timeout=0.1))[0], "the thread goes on"
         end.set()
-        (await waiting).leave()
+        await waiting
 
     asyncio.run(check())
 

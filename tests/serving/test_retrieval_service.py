@@ -15,7 +15,7 @@ from ralm.serving.audit import AuditLog
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.state import SearchService
 from tests.serving.process import running
-from tests.serving.served import DOCUMENTS, save_index, serving
+from tests.serving.served import DOCUMENTS, save_index, served, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUERIES = ["Which dog keeps sheep?", "", "What sings in the deep sea by night?", "xyzzy"]
@@ -43,7 +43,7 @@ def folders(index: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.fixture(scope="module")
 def search_url(folders: dict[str, Path]) -> Iterator[str]:
     """The address of a server without a language model."""
-    with serving(SearchService(ServeOptions(limits=Limits(queries=5)), folders=folders)) as url:
+    with serving(SearchService(served(ServeOptions(limits=Limits(queries=5)), folders=folders))) as url:
         yield url
 
 
@@ -114,7 +114,7 @@ def test_bad_requests(search_url: str, path: str, body: object, said: str) -> No
 
 def test_the_passages_of_a_batch_are_in_the_audit_log(index: Path, tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    with serving(SearchService(folders={"few": index}, audit=AuditLog(log))) as url:
+    with serving(SearchService(served(folders={"few": index}, audit=AuditLog(log)))) as url:
         httpx.post(f"{url}/retrieve", json={"queries": QUERIES, "topk": 1})
         assert httpx.get(f"{url}/v1/completions").status_code == 404
         assert "ralm_search_queries 4.0" in httpx.get(f"{url}/metrics").text

@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError, extra
@@ -107,7 +107,7 @@ def serve_command(
         from ralm.serving.middleware import open_key
         from ralm.serving.options import Settings
         from ralm.serving.process import bound_socket, run_server
-        from ralm.serving.state import ModelService, SearchService
+        from ralm.serving.state import ModelService, SearchService, Served
 
     folders = {"python": _DEMO / "index"} if demo else index_folders(index)
     if demo and not folders["python"].exists():
@@ -116,30 +116,31 @@ def serve_command(
         process.print_note(f"making {_DEMO}, the documentation of this Python as an index")
         build_demo_folder(_DEMO)
     with bound_socket(serving.host, serving.port) as listening:
-        access: dict[str, Any] = {
-            "key": open_key(serving.host),
-            "audit": None if audit_log is None else AuditLog(audit_log, texts=audit_texts),
-        }
-        settings = Settings(retrieval=retrieval, reading=reading, plan=plan)
+        if lm is not None and is_api(lm) and not reading.reader:
+            reading = replace(reading, reader="concatenation")
+        served = Served(
+            options=serving,
+            settings=Settings(retrieval=retrieval, reading=reading, plan=plan),
+            folders=folders,
+            key=open_key(serving.host),
+            audit=None if audit_log is None else AuditLog(audit_log, texts=audit_texts),
+        )
         if lm is None:
-            searching = SearchService(serving, settings, folders, **access)
             names = ", ".join(folders)
-            run_server(searching, listening, lambda url: process.print_note(f"serving {names} at {url}"))
+            run_server(SearchService(served), listening, lambda url: process.print_note(f"serving {names} at {url}"))
             return
         service: ModelService
         if is_api(lm):
             with extra("api", "models behind an API need", API_PACKAGES):
                 from ralm.serving.proxy import ProxyService
             _check_passed_on(lm, model_options, serving.limits, given)
-            if not reading.reader:
-                settings = replace(settings, reading=replace(reading, reader="concatenation"))
-            service = ProxyService(endpoint_of(lm), model_options.api.timeout, serving, settings, folders, **access)
+            service = ProxyService(endpoint_of(lm), model_options.api.timeout, served)
         else:
             ranker = reading.ranker
             model_options.check_effect(lm, *filter(None, [ranker]))
             model = models.closed_at_end(lm, model_options, load_language_model(lm, model_options))
             judge = models.open_model(ranker, model_options.of(ranker, lm)) if ranker else None
-            service = LocalService(model, serving, settings, folders, ranker=judge, max_length=max_length, **access)
+            service = LocalService(model, served, ranker=judge, max_length=max_length)
 
         def ready(url: str) -> None:
             process.print_note(f"serving {service.name} at {url}/v1")
@@ -221,7 +222,8 @@ def mcp_command(
     with extra("mcp", "the Model Context Protocol needs", packages):
         from ralm.serving.mcp import run_stdio
         from ralm.serving.options import Settings
-        from ralm.serving.state import SearchService
-    service = SearchService(settings=Settings(retrieval=retrieval), folders=index_folders(index))
+        from ralm.serving.state import SearchService, Served
+    settings, folders = Settings(retrieval=retrieval), index_folders(index)
+    service = SearchService(Served(options=ServeOptions(), settings=settings, folders=folders, key=None, audit=None))
     service.warm_up()
     asyncio.run(run_stdio(service))

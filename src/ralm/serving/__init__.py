@@ -8,7 +8,7 @@ Each request is one thread that runs the library's own code; the asyncio side ch
     proxy, dialects, text_sources       requests that are passed on, with passages and sources
     local                               a model that runs here, and its routes
     model, batcher                      one model for many threads, which reads together what they ask
-    prompts, completion, chat           what one request computes, as a generator of events, and its response
+    prompts, completion, chat           what one request writes, and its response
     requests, answers, errors           OpenAI's JSON
     jobs, middleware, audit             HTTP: threads and responses, the key, metrics and the audit log
     server, process                     the application, its socket and its signals

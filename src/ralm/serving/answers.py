@@ -1,14 +1,16 @@
-"""What completions and chats share: the events of a request, and the JSON of the response that they become.
+"""What completions and chats share: the texts that a request writes, and the JSON of the response that they become.
 
 Runs in the thread of the request, since it decodes tokens.
 """
 
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from secrets import token_hex
-from typing import Final, Literal, TypeAlias
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import JsonValue
@@ -17,198 +19,126 @@ from ralm.answering.answerer import SourcedAnswer
 from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
 from ralm.reading.provenance import contributions, passage_as_json, token_as_json, total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Provenance
-from ralm.serving.audit import AuditEntry
-from ralm.serving.indexes import ReadConfig
-from ralm.serving.prompts import ScoredToken, TokenLabels
-from ralm.serving.text_sources import web_address
+from ralm.serving import audit, indexes, options, prompts, requests, text_sources
+from ralm.serving.model import SharedModel
 
 _MIN_LOG_PROB: Final = -9999.0
 """The log-probability of an impossible token in OpenAI's API; JSON has no infinity."""
 ResponseJson: TypeAlias = dict[str, JsonValue]
-Token: TypeAlias = ScoredToken | GeneratedToken
+_Body = TypeVar("_Body", bound=requests.TextRequest)
 
 
-@dataclass(frozen=True, slots=True)
-class Began:
-    """The prompts are read: the number of their tokens, and for each choice the number of characters before the first
-    token that is listed; the passages of a chat, in the order of its prompts."""
+@dataclass(slots=True, eq=False)
+class WrittenText:
+    """A text so far, or what is added to one, and its tokens. `offsets` are the characters before each token, `end`
+    those before the next one. `drawn` counts tokens, also those that a stop string cut off. At its end it has the
+    `reason`; if requested, the gain of each token in nats (`gain_T`, float64); and the `answer` of a chat, with what
+    passages gave to it."""
 
-    offsets: Sequence[int]
-    tokens: int
-    passages: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Echoed:
-    """A prompt and its tokens, for one choice."""
-
-    choice: int
-    text: str
-    tokens: Sequence[ScoredToken]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Wrote:
-    """A piece of generated text; `choice` numbers all texts of the request."""
-
-    choice: int
-    piece: GeneratedText
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ended:
-    """The end of a text of `tokens` tokens; with the gain of each in nats (`gain_T`, float64) if requested, or the
-    contributions of passages to the `answer` of a chat."""
-
-    choice: int
-    reason: Literal["stop", "length"]
-    tokens: int
+    number: int
+    end: int = 0
+    text: str = ""
+    tokens: list[GeneratedToken] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    drawn: int = 0
+    reason: Literal["stop", "length"] | None = None
     gain_T: DoubleArray | None = None
     answer: SourcedAnswer | None = None
 
-
-Event: TypeAlias = Began | Echoed | Wrote | Ended
-
-
-@dataclass
-class ResponseChoice:
-    """A choice so far, or what an event adds to one: text, and tokens with the text of each. `listed` is the number of
-    characters before the next token that is listed, `end` the last event."""
-
-    text: str = ""
-    tokens: list[Token] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    listed: int = 0
-    end: Ended | None = None
-
-    @property
-    def reason(self) -> str | None:
-        """Why the text ended."""
-        return None if self.end is None else self.end.reason
+    def add(self, pieces: Sequence[GeneratedText]) -> "list[WrittenText]":
+        """Add pieces of text; return them as a choice of their own, if there are any."""
+        *offsets, self.end = accumulate(map(len, texts_of_tokens(pieces)[1]), initial=self.end)
+        tokens = [token for piece in pieces for token in piece.tokens]
+        added = WrittenText(self.number, self.end, "".join(piece.text for piece in pieces), tokens, offsets)
+        self.text += added.text
+        self.tokens += added.tokens
+        self.offsets += added.offsets
+        return [added] if pieces else []
 
 
-class ServedAnswer(ABC):
-    """Makes the response to a request from its events; `prompt_tokens` and `written_tokens` are counted meanwhile."""
+class ServedAnswer(ABC, Generic[_Body]):
+    """Writes the texts of a request with a model, and makes the response of them."""
 
     kind: str
     piece_kind: str
     id_prefix: str
     unused_config: tuple[str, ...] = ()
 
-    def __init__(
-        self, events: Iterator[Event], reads: ReadConfig, names: TokenLabels, *, model: str, as_ids: bool = False
-    ) -> None:
+    def __init__(self, body: _Body, model: SharedModel, reads: indexes.ReadConfig, limits: options.Limits) -> None:
         self.prompt_tokens = 0
-        self.written_tokens = 0
-        self._events = events
+        self._body = body
+        self._model = model
         self._reads = reads
-        self._names = names
-        self._as_ids = as_ids
+        self._limits = limits
         self._id = f"{self.id_prefix}-{token_hex(12)}"
         self._created = int(time.time())
-        self._model = model
         self._passages: dict[int, Passage] = {}
         self._shared: Sequence[int] = ()
-        self._choices: list[ResponseChoice] = []
+        """The passages of the prompts of a chat, best first."""
+        self._choices: list[WrittenText] = []
+
+    @property
+    def written_tokens(self) -> int:
+        """The number of tokens that were generated so far."""
+        return sum(choice.drawn for choice in self._choices)
 
     def whole(self) -> ResponseJson:
         """The response."""
-        for event in self._events:
-            self._take(event)
-        choices: list[JsonValue] = [self._choice_json(number, one) for number, one in enumerate(self._choices)]
+        deque(self._write(), maxlen=0)
+        choices: list[JsonValue] = [self._choice_json(choice) for choice in self._choices]
         usage = self._usage()
         return {**self._head(self.kind), "choices": choices, "usage": usage, **self._sources_json(with_tokens=True)}
 
-    def pieces(self, *, usage: bool) -> Iterator[ResponseJson]:
+    def pieces(self) -> Iterator[ResponseJson]:
         """The pieces of the response as they come, and the usage at the end if requested."""
-        head = self._head(self.piece_kind)
+        head, usage = self._head(self.piece_kind), self._body.stream_options.include_usage
         more: ResponseJson = {"usage": None} if usage else {}
-        for choice, sources in self._pieces():
-            yield {**head, "choices": [choice], **sources, **more}
+        for added in self._write():
+            yield {**head, "choices": [self._piece_json(added)], **self._new_sources_json(added), **more}
+        for choice in self._choices:
+            *texts, end = self._end_json(choice)
+            for text in texts:
+                yield {**head, "choices": [text], **more}
+            sources = self._sources_json(with_tokens=False) if choice is self._choices[-1] else {}
+            yield {**head, "choices": [end], **sources, **more}
         if usage:
             yield {**head, "choices": [], "usage": self._usage()}
 
-    def _pieces(self) -> Iterator[tuple[ResponseJson, ResponseJson]]:
-        """What each piece has of a choice, and the sources in it."""
-        for event in self._events:
-            added = self._take(event)
-            match event:
-                case Began():
-                    for number in range(len(self._choices)):
-                        yield from ((begin, {}) for begin in self._begin_json(number))
-                case Echoed(number) | Wrote(number) if added.text or added.tokens:
-                    yield self._piece_json(number, added), self._new_sources_json(number, added.tokens)
-        for number, choice in enumerate(self._choices):
-            *others, end = self._end_json(number, choice)
-            yield from ((other, {}) for other in others)
-            is_last = number == len(self._choices) - 1
-            yield end, self._sources_json(with_tokens=False) if is_last else {}
-
-    def fill(self, entry: AuditEntry) -> None:
+    def fill(self, entry: audit.AuditEntry) -> None:
         """Add tokens, passages and texts to the audit log; also of an answer that was not written to its end."""
-        written = [[one for one in choice.tokens if isinstance(one, GeneratedToken)] for choice in self._choices]
-        ends = [choice.end for choice in self._choices]
-        entry.prompt_tokens = self.prompt_tokens
-        entry.completion_tokens = sum(
-            len(some) if end is None else end.tokens for some, end in zip(written, ends, strict=True)
-        )
-        ranks = {number: rank for rank, number in enumerate(self._shared, 1)}
-        ranks |= self._reads.parts.ranks
+        entry.prompt_tokens, entry.completion_tokens = self.prompt_tokens, self.written_tokens
+        ranks = {number: rank for rank, number in enumerate(self._shared, 1)} | self._reads.parts.ranks
         index = self._reads.settings.index
         entry.passages = [(index, self._reads.passages[number], rank) for number, rank in ranks.items()]
-        for number, choice in enumerate(self._choices):
-            entry.wrote(number, choice.text)
+        for choice in self._choices:
+            entry.wrote(choice.number, choice.text)
 
     @abstractmethod
-    def _choice_json(self, number: int, choice: ResponseChoice) -> ResponseJson:
+    def _write(self) -> Iterator[WrittenText]:
+        """Write the choices; yields what is added to one."""
+
+    @abstractmethod
+    def _choice_json(self, choice: WrittenText) -> ResponseJson:
         """A whole choice."""
 
-    def _begin_json(self, number: int) -> Sequence[ResponseJson]:  # noqa: ARG002  # only chats have any
-        """A choice in the pieces before its text."""
-        return ()
+    @abstractmethod
+    def _piece_json(self, added: WrittenText) -> ResponseJson:
+        """A choice in a piece with some of its text."""
 
     @abstractmethod
-    def _piece_json(self, number: int, added: ResponseChoice) -> ResponseJson:
-        """A choice in a piece of its text."""
-
-    @abstractmethod
-    def _end_json(self, number: int, choice: ResponseChoice) -> Sequence[ResponseJson]:
+    def _end_json(self, choice: WrittenText) -> Sequence[ResponseJson]:
         """A choice in the pieces after its text; the last one has the reason of the end."""
 
     @abstractmethod
-    def _choice_sources(self, choice: ResponseChoice, *, with_tokens: bool) -> ResponseJson:
+    def _choice_sources(self, choice: WrittenText, *, with_tokens: bool) -> ResponseJson:
         """The sources of a choice."""
 
-    def _take(self, event: Event) -> ResponseChoice:
-        """Process an event; returns what it adds to a choice."""
-        match event:
-            case Began():
-                self.prompt_tokens, self._shared = event.tokens, event.passages
-                self._choices = [ResponseChoice(listed=one) for one in event.offsets]
-                return ResponseChoice()
-            case Ended():
-                self.written_tokens += event.tokens
-                self._choices[event.choice].end = event
-                return ResponseChoice()
-            case Echoed():
-                added = ResponseChoice(event.text, [*event.tokens], [token.text for token in event.tokens])
-            case Wrote(piece=piece):
-                added = ResponseChoice(piece.text, [*piece.tokens], texts_of_tokens([piece])[1])
-        choice = self._choices[event.choice]
-        choice.text += added.text
-        choice.tokens += added.tokens
-        choice.texts += added.texts
-        return added
-
     def _head(self, kind: str) -> ResponseJson:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._body.model}
 
     def _usage(self) -> ResponseJson:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.written_tokens,
-            "total_tokens": self.prompt_tokens + self.written_tokens,
-        }
+        read, written = self.prompt_tokens, self.written_tokens
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     def _sources_json(self, *, with_tokens: bool) -> ResponseJson:
         """The passages of the response, with the JSON of each choice about them; empty without an index."""
@@ -216,8 +146,8 @@ class ServedAnswer(ABC):
             return {}
         self._note([*self._reads.parts.ranks])  # tokens only name the best of a context
         choices: list[JsonValue] = [
-            {"index": number, **self._choice_sources(one, with_tokens=with_tokens)}
-            for number, one in enumerate(self._choices)
+            {"index": choice.number, **self._choice_sources(choice, with_tokens=with_tokens)}
+            for choice in self._choices
         ]
         config = {name: one for name, one in self._reads.settings.config.items() if name not in self.unused_config}
         passages = self._passages.values()
@@ -227,30 +157,28 @@ class ServedAnswer(ABC):
         }
 
     def _url(self, passage: Passage) -> str | None:
-        return web_address(passage)
+        return text_sources.web_address(passage)
 
-    def _new_sources_json(self, choice: int, tokens: Sequence[Token]) -> ResponseJson:
+    def _new_sources_json(self, added: WrittenText) -> ResponseJson:
         """The field of a piece with some tokens of a choice, and the passages that no earlier piece has."""
-        if self._reads.source is None:
+        if self._reads.source is None or not (added.text or added.tokens):
             return {}
         before = len(self._passages)
         self._note([*self._reads.parts.ranks])
-        with_passages = self._tokens_json(tokens)
+        tokens = self._tokens_json(added.tokens)
         new = [passage_json(one) for one in [*self._passages.values()][before:]]
-        return {"ralm": {"choices": [{"index": choice, "tokens": with_passages}], "passages": [*new]}}
+        return {"ralm": {"choices": [{"index": added.number, "tokens": tokens}], "passages": [*new]}}
 
-    def _tokens_json(self, tokens: Sequence[Token]) -> list[JsonValue]:
+    def _tokens_json(self, tokens: Sequence[GeneratedToken]) -> list[JsonValue]:
         """Tokens, each with its passages."""
         return [self._token_json(one) for one in tokens]
 
-    def _token_json(self, token: Token) -> ResponseJson:
+    def _token_json(self, token: GeneratedToken) -> ResponseJson:
         self._note(token.passages_K.tolist())
-        name, log_prob = self._name(token.token), log_prob_json(token.log_prob)
+        name, log_prob = self._label(token.token), log_prob_json(token.log_prob)
         found = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
-        if isinstance(token, ScoredToken) and token.gain is not None:
+        if isinstance(token, prompts.ScoredToken) and token.gain is not None:
             found["gain"] = finite(token.gain)
-        if isinstance(token, GeneratedToken) and not token.certified:
-            found |= {"certified": False, "unlisted": finite(token.bound_width)}
         return found
 
     def _note(self, numbers: Sequence[int]) -> None:
@@ -259,8 +187,8 @@ class ServedAnswer(ABC):
             if number != NO_PASSAGE and number not in self._passages:
                 self._passages[number] = self._reads.passages[number]
 
-    def _name(self, token: int) -> str:
-        return self._names.of(token, as_id=self._as_ids)
+    def _label(self, token: int) -> str:
+        return self._model.label(token)
 
 
 def search_result(passage: Passage, url: str | None) -> ResponseJson:
@@ -292,13 +220,11 @@ def gain_json(provenance: Provenance, gain_T: DoubleArray) -> ResponseJson:
     }
 
 
-def log_prob_json(log_prob: float | None) -> float | None:
+def log_prob_json(log_prob: float) -> float | None:
     """A log-probability for JSON; None if the model does not return it."""
-    if log_prob is None or np.isnan(log_prob):
-        return None
-    return max(log_prob, _MIN_LOG_PROB)
+    return None if np.isnan(log_prob) else max(log_prob, _MIN_LOG_PROB)
 
 
-def finite(value: float | None) -> float | None:
+def finite(value: float) -> float | None:
     """The number; None if it is infinite or NaN, which JSON does not have."""
-    return value if value is not None and np.isfinite(value) else None
+    return value if np.isfinite(value) else None

@@ -4,7 +4,6 @@ A dialect finds the texts that passages are searched for, puts the passages befo
 of answers. All else of a body stays as it is.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -19,34 +18,15 @@ _QUESTION: Final = "\0"
 """Stands for the message in a prompt, which may have parts that are no text."""
 
 
-class Dialect(ABC):
-    """A form of requests and answers; `has_messages` if texts are messages, which are put into a prompt."""
-
-    sources: ClassVar[type[TextSources]] = TextSources
-    has_messages: ClassVar[bool] = True
-
-    @abstractmethod
-    def texts(self, body: RequestBody) -> list[str]:
-        """Return the texts that passages are searched for; "" for one that is no text."""
-
-    @abstractmethod
-    def with_passages(
-        self, body: RequestBody, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt
-    ) -> RequestBody:
-        """Return a body with the passages that were found for each of its texts."""
-
-    def answer_texts(self, value: Mapping[str, JsonValue]) -> Iterator[tuple[int, str]]:
-        """Yield the texts in an answer or an event of a stream, with the numbers of their choices."""
-        return choice_texts(value)
-
-
-class CompletionDialect(Dialect):
+class CompletionDialect:
     """/completions: passages stand before a prompt, as in In-Context RALM."""
 
-    has_messages = False
+    has_messages: ClassVar[bool] = False
+    """Whether texts are messages, which are put into a prompt."""
+    sources: ClassVar[type[TextSources]] = TextSources
 
     def texts(self, body: RequestBody) -> list[str]:
-        """As `Dialect.texts`."""
+        """Return the texts that passages are searched for; "" for one that is no text."""
         return [prompt if isinstance(prompt, str) else "" for prompt in _prompts(body)]
 
     def with_passages(
@@ -55,30 +35,35 @@ class CompletionDialect(Dialect):
         found: Sequence[Sequence[Passage]],
         prompt: QuestionPrompt,  # noqa: ARG002
     ) -> RequestBody:
-        """As `Dialect.with_passages`."""
+        """Return a body with the passages that were found for each of its texts."""
         texts = [
             "\n\n".join([*(passage.contents for passage in passages), text]) if passages else text
             for passages, text in zip(found, _prompts(body), strict=True)
         ]
         return {**body, "prompt": texts if isinstance(body["prompt"], list) else texts[0]}
 
+    def answer_texts(self, value: Mapping[str, JsonValue]) -> Iterator[tuple[int, str]]:
+        """Yield the texts in an answer or an event of a stream, with the numbers of their choices."""
+        return choice_texts(value)
 
-class ChatDialect(Dialect):
+
+class ChatDialect(CompletionDialect):
     """/chat/completions: passages stand around the last message of the user."""
 
+    has_messages = True
     messages: ClassVar[str] = "messages"
     part: ClassVar[str] = "text"
     """The type of a part of a message that is text."""
 
     def texts(self, body: RequestBody) -> list[str]:
-        """As `Dialect.texts`."""
+        """As `CompletionDialect.texts`."""
         place = self._place_of_question(body)
         return [] if place is None else [message_text(body[self.messages][place].get("content"))]
 
     def with_passages(
         self, body: RequestBody, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt
     ) -> RequestBody:
-        """As `Dialect.with_passages`."""
+        """As `CompletionDialect.with_passages`."""
         place = self._place_of_question(body)
         messages = [*body[self.messages]]
         before, _, after = _around(found[0], prompt)
@@ -108,20 +93,20 @@ class ResponseDialect(ChatDialect):
     part = "input_text"
 
     def texts(self, body: RequestBody) -> list[str]:
-        """As `Dialect.texts`."""
+        """As `CompletionDialect.texts`."""
         text = body.get("input")
         return [text] if isinstance(text, str) else super().texts(body)
 
     def with_passages(
         self, body: RequestBody, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt
     ) -> RequestBody:
-        """As `Dialect.with_passages`."""
+        """As `CompletionDialect.with_passages`."""
         if isinstance(body["input"], str):
             return {**body, "input": body["input"].join(_around(found[0], prompt)[::2])}
         return super().with_passages(body, found, prompt)
 
     def answer_texts(self, value: Mapping[str, JsonValue]) -> Iterator[tuple[int, str]]:
-        """As `Dialect.answer_texts`."""
+        """As `CompletionDialect.answer_texts`."""
         delta = value.get("delta")
         if value.get("type") == "response.output_text.delta" and isinstance(delta, str):
             yield 0, delta
@@ -129,7 +114,7 @@ class ResponseDialect(ChatDialect):
             yield from ((0, part["text"]) for part in objects(item.get("content")) if isinstance(part.get("text"), str))
 
 
-DIALECTS: Final[Mapping[str, Dialect]] = {
+DIALECTS: Final[Mapping[str, CompletionDialect]] = {
     "/chat/completions": ChatDialect(),
     "/completions": CompletionDialect(),
     "/responses": ResponseDialect(),

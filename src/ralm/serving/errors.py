@@ -1,8 +1,7 @@
 """Errors of requests as OpenAI's error bodies, each with one sentence for the client."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pydantic import JsonValue
@@ -43,10 +42,10 @@ GONE: Final = 499
 """The status in logs of a request whose client went away."""
 TOO_LONG: Final = "context_length_exceeded"
 """The code of errors about prompts that are too long."""
-BODY: Final = "unusable_body"
-"""The kind of pydantic's errors about a whole body; their message goes on from "the body"."""
 FIELD: Final = "unusable_field"
 """The kind of pydantic's errors about a field; their message goes on from its name."""
+NAMED_FIELD: Final = "unusable_named_field"
+"""The same for the field `name` of an object."""
 NO_OBJECT: Final = "the body must be a JSON object; send it with the header Content-Type: application/json."
 _TYPES: Final = ("str", "int", "float", "bool", "constrained-str")
 """Parts of pydantic's locations that name a type of a field."""
@@ -84,24 +83,20 @@ def error_body(message: str, status: int, *, param: str | None = None, code: str
     return {"error": {"message": shown, "type": kind, "param": param, "code": code}}
 
 
-def validation_error(error: Mapping[str, Any], known: Sequence[str]) -> RequestError:
-    """One of pydantic's errors as that of its field; `known` are the names of all fields."""
+def validation_error(error: Mapping[str, Any]) -> RequestError:
+    """One of pydantic's errors as that of its field."""
     place = [str(part) for number, part in enumerate(error["loc"]) if number or part not in ("body", "query", "path")]
-    param = ".".join(part for part in place if "[" not in part and part not in _TYPES) or None
     kind = error["type"]
+    if kind == NAMED_FIELD:
+        place.append(error["ctx"]["name"])
+    param = ".".join(part for part in place if "[" not in part and part not in _TYPES) or None
     if kind == "json_invalid":
         return RequestError("the body is not JSON; send one JSON object.")
-    if kind == BODY:
-        return RequestError(f"the body {error['msg']}.")
-    if kind == FIELD:
-        return RequestError(f"`{param}` {error['msg']}.", param=param)
     if param is None:
         return RequestError(NO_OBJECT)
-    if kind == "extra_forbidden":
-        close = get_close_matches(place[-1], known, n=1)
-        hint = f"; the nearest is `{close[0]}`." if close else "."
-        return RequestError(f"`{param}` is not a field of this request{hint}", param=param)
-    return RequestError(f"`{param}` {_FAULTS.get(kind) or 'is wrong: ' + str(error['msg'])}.", param=param)
+    is_ours = kind in (FIELD, NAMED_FIELD)
+    fault = error["msg"] if is_ours else _FAULTS.get(kind) or f"is wrong: {error['msg']}"
+    return RequestError(f"`{param}` {fault}.", param=param)
 
 
 def error_response(error: BaseException) -> Response:

@@ -1,8 +1,8 @@
 """A language model that runs here: what it can do, and its routes for completions and chats."""
 
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import APIRouter, Depends, Request
@@ -11,13 +11,13 @@ from starlette.responses import Response
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import has_chat_template
 from ralm.protocols import LanguageModel, WritingModel
+from ralm.reading.generate import generate
 from ralm.reading.sampling import GenerationOptions
-from ralm.serving import answers, chat, completion, errors, indexes, jobs, requests
-from ralm.serving.audit import AuditLog, entry_of
+from ralm.serving import chat, completion, errors, indexes, jobs, requests
+from ralm.serving.audit import entry_of
 from ralm.serving.model import SharedModel
-from ralm.serving.options import CHOICES, ServeOptions, Settings, check_stride_fits, with_length
-from ralm.serving.prompts import TokenLabels
-from ralm.serving.state import ModelService, choice_error
+from ralm.serving.options import CHOICES, check_stride_fits, with_length
+from ralm.serving.state import ModelService, Served, choice_error
 
 _ROUTER: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
 _BLOCK_FIGURES: Final = {
@@ -43,24 +43,13 @@ class LocalService(ModelService):
     may_choose = CHOICES
 
     def __init__(
-        self,
-        model: WritingModel,
-        options: ServeOptions | None = None,
-        settings: Settings | None = None,
-        folders: Mapping[str, Path] | None = None,
-        *,
-        ranker: LanguageModel | None = None,
-        key: str | None = None,
-        audit: AuditLog | None = None,
-        max_length: int | None = None,
+        self, model: WritingModel, served: Served, *, ranker: LanguageModel | None = None, max_length: int | None = None
     ) -> None:
-        name = model.name.rstrip("/").rpartition("/")[2] or model.name
-        super().__init__(name, options, settings, folders, key=key, audit=audit)
+        super().__init__(model.name.rstrip("/").rpartition("/")[2] or model.name, served)
         self.model = SharedModel(model, cached_tokens=self.options.limits.cached_tokens)
         self.settings = with_length(self.settings, model, max_length)
         self._rerankers = indexes.Rerankers(self.settings.reading, ranker)
         self.prompt = chat.open_chat_prompt(self.options.prompt or "chat")
-        self.names = TokenLabels(self.model.tokenizer)
         for name, description in _BATCH_FIGURES.items():
             self.metrics.watch(f"batch_{name}", description, partial(getattr, self.model.batcher, name))
         if (blocks := getattr(model, "blocks", None)) is not None:
@@ -88,9 +77,7 @@ class LocalService(ModelService):
         """Generate a token, so that the first request does not wait for compiling."""
         reads = self.reads({})
         options = GenerationOptions.of(self.settings.plan, new_tokens=1)
-        prompt = self.model.tokenizer.encode("The first request must not wait.")
-        for _ in completion.write([prompt], self.model, options, reads):
-            pass
+        deque(generate("The first request must not wait.", self.model, options, reads.source, reads.parts), maxlen=0)
 
     def check_health(self) -> None:
         """Raise RequestError if the model has failed."""
@@ -124,30 +111,22 @@ _Local: TypeAlias = Annotated[LocalService, Depends(jobs.service_of)]
 async def completions(request: Request, body: requests.CompletionRequest, service: _Local) -> Response:
     """Continue prompts, or score them (`echo`), with passages in front."""
 
-    def begin() -> answers.ServedAnswer:
-        limits = service.options.limits
-        choice = service.chosen(body.model, body.chosen)
-        asked = requests.completion_of(body, limits)
-        reads = service.reads(choice)
-        entry_of(request).prompts = [prompt if isinstance(prompt, str) else [*prompt] for prompt in asked.prompts]
-        events = completion.complete(asked, service.model, reads, limits)
-        return completion.CompletionAnswer(asked, events, reads, service.names, model=body.model)
+    def begin() -> completion.CompletionAnswer:
+        reads = service.reads(service.chosen(body))
+        entry_of(request).prompts = [*body.prompt]
+        return completion.CompletionAnswer(body, service.model, reads, service.options.limits)
 
-    return await jobs.respond(request, body, begin)
+    return await jobs.respond_with_text(request, body, begin)
 
 
 @_ROUTER.post("/v1/chat/completions")
 async def chats(request: Request, body: requests.ChatRequest, service: _Local) -> Response:
     """Answer the last message of the user in a conversation, with passages in it; a local model calls no tools."""
 
-    def begin() -> answers.ServedAnswer:
-        limits = service.options.limits
-        choice = service.chosen(body.model, body.chosen)
-        asked = requests.chat_of(body, limits)
-        reads = service.reads(choice, in_strides=False)
-        entry_of(request).prompts = [asked.conversation.question]
+    def begin() -> chat.ChatAnswer:
+        reads = service.reads(service.chosen(body), in_strides=False)
+        entry_of(request).prompts = [body.conversation.question]
         address = partial(jobs.passage_address, request, reads)
-        events = chat.answer_chat(asked, service.model, reads, service.prompt, limits)
-        return chat.ChatAnswer(asked, events, reads, service.names, address, model=body.model)
+        return chat.ChatAnswer(body, service.model, reads, service.options.limits, service.prompt, address)
 
-    return await jobs.respond(request, body, begin)
+    return await jobs.respond_with_text(request, body, begin)

@@ -7,9 +7,8 @@ the place in the queue and the limits of any other request.
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import pydantic
@@ -24,11 +23,8 @@ from starlette.types import Scope
 from ralm.errors import RalmError
 from ralm.records import Passage
 from ralm.retrieval.expansion import ExpandedPassages
-from ralm.serving import errors, jobs, requests
-from ralm.serving.audit import ENTRY, AuditEntry
-from ralm.serving.search import chosen, read_filter
-from ralm.serving.state import SearchService
-from ralm.serving.text_sources import name_of, web_address
+from ralm.serving import audit, errors, jobs, requests, state, text_sources
+from ralm.serving.search import chosen, read_filter, search
 from ralm.version import __version__
 
 MCP_PATH: Final = "/mcp"
@@ -65,7 +61,7 @@ _TOOLS: Final[dict[str, tuple[type[requests.Body], str]]] = {
 class McpServer:
     """The tools of a service; `workers` bound the calls at once and their time."""
 
-    def __init__(self, service: SearchService, workers: jobs.Workers) -> None:
+    def __init__(self, service: state.SearchService, workers: jobs.Workers) -> None:
         self._service = service
         self._workers = workers
         names = ", ".join(service.indexes.names)
@@ -95,19 +91,13 @@ class McpServer:
         if call is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; there is: {', '.join(_TOOLS)}.")
         entry = _entry(context)
-        answer = partial(call, params.arguments or {}, entry)
 
-        def job() -> Iterator[Any]:
-            yield answer()
-
-        async def work() -> Any:
-            running = await self._workers.start(job)
-            async with aclosing(running.events()) as results:
-                return await anext(results)
+        async def work(slot: jobs.Slot) -> Any:
+            return await slot.in_thread(call, params.arguments or {}, entry)
 
         receive = getattr(context.request, "receive", None)  # there is none over standard input
         try:
-            found: Any = await (work() if receive is None else jobs.unless_gone(receive, work))
+            found = await self._workers.in_slot(work, receive)
         except RalmError as error:
             return types.CallToolResult(content=[types.TextContent(text=_message(error))], is_error=True)
         if found is None:  # the client is gone
@@ -115,17 +105,15 @@ class McpServer:
         text = types.TextContent(text=json.dumps(found, ensure_ascii=False))
         return types.CallToolResult(content=[text], structured_content=found)
 
-    def _search(self, given: dict[str, Any], entry: AuditEntry) -> dict[str, JsonValue]:
+    def _search(self, given: dict[str, Any], entry: audit.AuditEntry) -> dict[str, JsonValue]:
         arguments = _read_call(SearchArguments, given)
         if not arguments.query.strip():
             raise errors.RequestError("`query` is empty: give at least one word.", param="query")
-        entry.prompts = [arguments.query]
         choice, wanted = chosen(arguments.index, None), read_filter(arguments.filters, "filters")
-        found = self._service.found([arguments.query], arguments.k, choice, wanted=wanted)
-        entry.found(found.index, [passage for passage, _ in found.of(0)])
+        found = search(entry, self._service, [arguments.query], arguments.k, choice, wanted=wanted)
         return {"results": [{**_passage_json(found.index, one), "score": score} for one, score in found.of(0)]}
 
-    def _fetch(self, given: dict[str, Any], entry: AuditEntry) -> dict[str, JsonValue]:
+    def _fetch(self, given: dict[str, Any], entry: audit.AuditEntry) -> dict[str, JsonValue]:
         arguments = _read_call(FetchArguments, given)
         index, _, number = arguments.id.rpartition("/")
         passage = self._passage(index, number)
@@ -157,7 +145,7 @@ class _KnownRoute(Route):
 
 
 @asynccontextmanager
-async def mcp_route(service: SearchService, workers: jobs.Workers) -> AsyncIterator[BaseRoute]:
+async def mcp_route(service: state.SearchService, workers: jobs.Workers) -> AsyncIterator[BaseRoute]:
     """The route of the protocol over HTTP, which answers inside the block; sessions hold nothing."""
     manager = StreamableHTTPSessionManager(
         McpServer(service, workers).server,
@@ -169,14 +157,12 @@ async def mcp_route(service: SearchService, workers: jobs.Workers) -> AsyncItera
         yield _KnownRoute(MCP_PATH, manager.asgi_app, methods=["POST"])
 
 
-async def run_stdio(service: SearchService) -> None:
+async def run_stdio(service: state.SearchService) -> None:
     """Serve one client over standard input and output, until it closes them, or a signal ends the process."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: os._exit(128 + number))  # a thread that reads cannot be ended
-    limits = service.options.limits
-    workers = jobs.Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds, service.metrics)
-    server = McpServer(service, workers).server
+    server = McpServer(service, jobs.Workers(service.options.limits, service.metrics)).server
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
@@ -187,7 +173,7 @@ def _read_call(kind: type[_Arguments], given: dict[str, Any]) -> _Arguments:
         return kind.model_validate(given)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        raise errors.validation_error({**first, "loc": ("body", *first["loc"])}, [*kind.model_fields]) from None
+        raise errors.validation_error({**first, "loc": ("body", *first["loc"])}) from None
 
 
 def _message(error: RalmError) -> str:
@@ -197,19 +183,19 @@ def _message(error: RalmError) -> str:
     return str(fault["message"])
 
 
-def _entry(context: _Context) -> AuditEntry:
+def _entry(context: _Context) -> audit.AuditEntry:
     """The entry of a request over HTTP in the audit log; one that is not written for others."""
     scope = getattr(context.request, "scope", {})
-    entry: AuditEntry = scope.get(ENTRY) or AuditEntry()
+    entry: audit.AuditEntry = scope.get(audit.ENTRY) or audit.AuditEntry()
     return entry
 
 
 def _passage_json(index: str, passage: Passage) -> dict[str, JsonValue]:
     return {
         "id": f"{index}/{passage.number}",
-        "title": name_of(passage),
+        "title": text_sources.name_of(passage),
         "text": passage.text,
-        "url": web_address(passage),
+        "url": text_sources.web_address(passage),
         "document_id": passage.document_id,
         "metadata": {name: value for name, value in passage.metadata.items() if isinstance(value, str | int | float)},
     }

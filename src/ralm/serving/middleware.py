@@ -66,19 +66,105 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
-class Guard:
-    """Passes on requests with the key (or, without one, to a loopback host) and a body of at most `body_bytes`."""
+_SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+"""Upper bounds of the buckets of durations."""
 
-    def __init__(self, app: ASGIApp, key: str | None, body_bytes: int) -> None:
+
+class Metrics:
+    """The metrics of one server for Prometheus."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "ralm_requests", "Requests by route and HTTP status.", ["route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "ralm_request_seconds", "Seconds of a request.", ["route"], buckets=_SECONDS, registry=self.registry
+        )
+        self.first = Histogram(
+            "ralm_first_event_seconds",
+            "Seconds until the first event of a stream.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.under_way = self._gauge("requests_under_way", "Requests that are computed.")
+        self.waiting = self._gauge("requests_waiting", "Requests in the queue.")
+        self.search_queries = self._gauge("search_queries", "Queries that were searched.")
+        self.search_seconds = self._gauge("search_seconds", "Seconds that requests waited for them.")
+        self._tokens = Counter(
+            "ralm_tokens", "Tokens of prompts, and generated tokens.", ["kind"], registry=self.registry
+        )
+
+    def count_tokens(self, read: int, written: int) -> None:
+        """Count tokens of prompts, and generated tokens."""
+        self._tokens.labels("prompt").inc(read)
+        self._tokens.labels("written").inc(written)
+
+    def watch(self, name: str, description: str, count: Callable[[], float]) -> None:
+        """Add a gauge whose value `count` returns."""
+        self._gauge(name, description).set_function(count)
+
+    def _gauge(self, name: str, description: str) -> Gauge:
+        return Gauge(f"ralm_{name}", description, registry=self.registry)
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+class Gate:
+    """Passes on requests with the key (or, without one, to a loopback host) and a body of at most `body_bytes`. Counts
+    and logs every request, without its body or query, and writes the audit log. Each answer has an `X-Request-Id`: that
+    of the server of the model, of the client, or a new one."""
+
+    def __init__(
+        self, app: ASGIApp, key: str | None, body_bytes: int, metrics: Metrics, audit: AuditLog | None
+    ) -> None:
         self._app = app
         self._key = None if key is None else _digest(key)
         self._body_bytes = body_bytes
+        self._metrics = metrics
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or reject it."""
+        """Pass the request on or reject it, and log its status and duration."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        begin, status, is_sent = time.monotonic(), GONE, False
+        given = Headers(scope=scope).get(_REQUEST_ID, "")
+        request_id = given if _SAFE_ID.fullmatch(given) else token_hex(12)
+        entry = scope[ENTRY] = AuditEntry()
+
+        async def noting(message: Message) -> None:
+            nonlocal status, is_sent, request_id
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                request_id = MutableHeaders(scope=message).setdefault(_REQUEST_ID, request_id)
+            await send(message)
+            is_sent = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        try:
+            await self._guarded(scope, receive, noting)
+        finally:
+            seconds = time.monotonic() - begin
+            path = getattr(scope.get("route"), "path", _NO_ROUTE)  # a client may send any number of other paths
+            self._metrics.requests.labels(path, str(status)).inc()
+            self._metrics.seconds.labels(path).observe(seconds)
+            _LOG.info("%s %s %d in %.3f s", scope["method"], path, status, seconds)
+            if self._audit is not None and scope["path"] not in _NOT_AUDITED:
+                head: dict[str, JsonValue] = {
+                    "client": (scope.get("client") or (None,))[0],
+                    "request_id": request_id,
+                    "method": scope["method"],
+                    "path": scope["path"][:_MAX_PATH],
+                    "status": entry.status or (status if is_sent else GONE),
+                    "seconds": round(seconds, 3),
+                }
+                self._audit.write(entry, head)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or reject it."""
         try:
             self._check(scope["path"], Headers(scope=scope))
             body = await self._body(receive)
@@ -135,96 +221,3 @@ def _after(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return next_message
-
-
-_SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-"""Upper bounds of the buckets of durations."""
-
-
-class Metrics:
-    """The metrics of one server for Prometheus."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "ralm_requests", "Requests by route and HTTP status.", ["route", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "ralm_request_seconds", "Seconds of a request.", ["route"], buckets=_SECONDS, registry=self.registry
-        )
-        self.first = Histogram(
-            "ralm_first_event_seconds",
-            "Seconds until the first event of a stream.",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.under_way = self._gauge("requests_under_way", "Requests that are computed.")
-        self.waiting = self._gauge("requests_waiting", "Requests in the queue.")
-        self.search_queries = self._gauge("search_queries", "Queries that were searched.")
-        self.search_seconds = self._gauge("search_seconds", "Seconds that requests waited for them.")
-        self._tokens = Counter(
-            "ralm_tokens", "Tokens of prompts, and generated tokens.", ["kind"], registry=self.registry
-        )
-
-    def count_tokens(self, read: int, written: int) -> None:
-        """Count tokens of prompts, and generated tokens."""
-        self._tokens.labels("prompt").inc(read)
-        self._tokens.labels("written").inc(written)
-
-    def watch(self, name: str, description: str, count: Callable[[], float]) -> None:
-        """Add a gauge whose value `count` returns."""
-        self._gauge(name, description).set_function(count)
-
-    def _gauge(self, name: str, description: str) -> Gauge:
-        return Gauge(f"ralm_{name}", description, registry=self.registry)
-
-    def text(self) -> bytes:
-        """All metrics in Prometheus's text format."""
-        return generate_latest(self.registry)
-
-
-class AccessLog:
-    """Counts and logs every request, without its body or query, and writes the audit log. Each answer has an
-    `X-Request-Id`: that of the server of the model, of the client, or a new one."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics, audit: AuditLog | None = None) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._audit = audit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and log its status and duration."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begin, status, is_sent = time.monotonic(), GONE, False
-        given = Headers(scope=scope).get(_REQUEST_ID, "")
-        request_id = given if _SAFE_ID.fullmatch(given) else token_hex(12)
-        entry = scope[ENTRY] = AuditEntry()
-
-        async def noting(message: Message) -> None:
-            nonlocal status, is_sent, request_id
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                request_id = MutableHeaders(scope=message).setdefault(_REQUEST_ID, request_id)
-            await send(message)
-            is_sent = message["type"] == "http.response.body" and not message.get("more_body", False)
-
-        try:
-            await self._app(scope, receive, noting)
-        finally:
-            seconds = time.monotonic() - begin
-            path = getattr(scope.get("route"), "path", _NO_ROUTE)  # a client may send any number of other paths
-            self._metrics.requests.labels(path, str(status)).inc()
-            self._metrics.seconds.labels(path).observe(seconds)
-            _LOG.info("%s %s %d in %.3f s", scope["method"], path, status, seconds)
-            if self._audit is not None and scope["path"] not in _NOT_AUDITED:
-                head: dict[str, JsonValue] = {
-                    "client": (scope.get("client") or (None,))[0],
-                    "request_id": request_id,
-                    "method": scope["method"],
-                    "path": scope["path"][:_MAX_PATH],
-                    "status": entry.status or (status if is_sent else GONE),
-                    "seconds": round(seconds, 3),
-                }
-                self._audit.write(entry, head)

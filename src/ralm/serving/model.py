@@ -50,6 +50,8 @@ def timed_out(what: str) -> RequestError:
     return RequestError(f"the request {what}.", code="time_up", status=503)
 
 
+_BEFORE: Final = "a"
+"""Text that is decoded before a token: some tokenizers write the space of a token only after other text."""
 _scope: ContextVar[RequestScope] = ContextVar("scope", default=RequestScope())  # noqa: B039  # nobody ends this one
 
 
@@ -89,6 +91,7 @@ class SharedModel:
         self.end_tokens = model.end_tokens
         # the fast tokenizers of transformers fail if two threads use one at once
         self.tokenizer = cast("Tokenizer", Locked(model.tokenizer, threading.RLock()))
+        self._labels: dict[int, str] = {}
         self.vocabulary = traits.vocabulary
         self.merges_prefixes = traits.merges_prefixes
         self.tokens_at_once = traits.tokens_at_once
@@ -111,6 +114,15 @@ class SharedModel:
         """As `WritingModel.continuations`."""
         return _BatchedContinuations(self, self.batcher, self.batcher.enter())
 
+    def label(self, token: int) -> str:
+        """Return the name of a token in responses: its text, or `token_id:17` if that does not identify it."""
+        if token not in self._labels:
+            before = self.tokenizer.encode(_BEFORE)
+            text = self.tokenizer.decode(np.append(before, token))[len(self.tokenizer.decode(before)) :]
+            unclear = not text or "\N{REPLACEMENT CHARACTER}" in text
+            self._labels[token] = label_by_id(token) if unclear else text
+        return self._labels[token]
+
     def close(self) -> None:
         """End the batcher after its current step; threads that wait get StoppedError."""
         self.batcher.close()
@@ -123,6 +135,11 @@ class SharedModel:
         for first in range(0, len(sequences), _SEQUENCES_AT_ONCE):
             check()
             yield from self.batcher.read(read, sequences[first : first + _SEQUENCES_AT_ONCE], check)
+
+
+def label_by_id(token: int) -> str:
+    """The name of a token that stands for no text."""
+    return f"token_id:{token}"
 
 
 class _BatchedContinuations:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from ralm.errors import UsageError
 from ralm.grammar import keys_of
-from ralm.options import Declared, Option, check_effects, check_options, declared
+from ralm.options import Declared, Option, check_effects, check_options, declared, make_record
 from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.plan import DENSE_QUERY_TOKENS, PlanOptions
@@ -231,13 +231,8 @@ def _changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
         parts["reader"] = READERS.onto(
             f"{'concatenation' if several else named}:documents={documents}", parts["reader"]
         )
-    plan = {name: values[name] for name in ("stride", "query_tokens", "document_tokens") if name in values}
-    return replace(
-        settings,
-        retrieval=replace(retrieval, retriever=parts.pop("retriever")),
-        reading=replace(reading, documents=None, **parts),
-        plan=replace(settings.plan, **plan),
-    )
+    changed: Settings = make_record(Settings, {**values, **parts, "documents": None}, settings)
+    return changed
 
 
 def _check_public(name: str, text: str, operators: str) -> None:

@@ -1,4 +1,4 @@
-"""The prompts of requests, text or token ids: their limits, the names of their tokens, and their scores.
+"""The prompts of requests, text or token ids: their limits and their scores.
 
 The tokens of a prompt are scored as `ralm eval` scores a text, with the top log-probabilities of each place.
 
@@ -7,8 +7,9 @@ The tokens of a prompt are scored as `ralm eval` scores a text, with the top log
 Shapes: K prompt prefixes, T targets of a row, N tokens, P targets of a sequence, V vocabulary.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, TypeAlias
 
@@ -21,10 +22,10 @@ from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
 from ralm.reading import in_context, plan, score
 from ralm.reading.mixture import mix, shares
-from ralm.reading.pieces import GeneratedToken, StoppedText
+from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.sampling import top_tokens
 from ralm.reading.tokens import PreparedText, first_tokens, prepare_text
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Request, ScoringSequence
+from ralm.records import NO_PASSAGE, FloatArray, IntArray, Request
 from ralm.serving import errors, indexes
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Settings
@@ -33,8 +34,6 @@ _LONGEST_TOKEN: Final = 128
 """Bytes that a token can have: more than any token of a real text."""
 _MOST_IDS: Final = 2**31 - 1
 _LONG: Final = 10**18
-_BEFORE: Final = "a"
-"""Text that is decoded before a token: some tokenizers write the space of a token only after other text."""
 _TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 _NUMBERS_AT_ONCE: Final = 1 << 24
 """Log-probabilities of whole vocabularies that are held at once: 64 MiB of them."""
@@ -123,40 +122,10 @@ def check_room(prompt: ServedPrompt, new_tokens: int, most: int) -> None:
         )
 
 
-class TokenLabels:
-    """The names of tokens in responses: their text, or `token_id:17` where the text does not identify the token."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredToken(GeneratedToken):
+    """A token of a prompt; its log-probability is NaN with nothing before it. `gain` is that from passages, in nats."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
-
-    @cached_property
-    def _before(self) -> IntArray:
-        return self._tokenizer.encode(_BEFORE)
-
-    def of(self, token: int, *, as_id: bool = False) -> str:
-        """The name of a token; with `as_id` always by its id."""
-        if as_id:
-            return f"token_id:{token}"
-        if token not in self._known:
-            ids = np.concatenate([self._before, np.array([token], dtype=np.int64)])
-            text = self._tokenizer.decode(ids)[len(self._tokenizer.decode(self._before)) :]
-            unclear = not text or "\N{REPLACEMENT CHARACTER}" in text
-            self._known[token] = f"token_id:{token}" if unclear else text
-        return self._known[token]
-
-
-@dataclass(slots=True, eq=False)
-class ScoredToken:
-    """A token of a prompt, and the text that it adds. `log_prob` is natural; None with nothing before it. All else is
-    as for generated tokens."""
-
-    token: int
-    text: str
-    log_prob: float | None = None
-    passages_K: IntArray = field(default_factory=lambda: _NO_PASSAGES)
-    posteriors_K: FloatArray = field(default_factory=lambda: _WHOLE_SHARE)
-    top_logprobs: _TopLogprobs = ()
     gain: float | None = None
 
 
@@ -168,42 +137,35 @@ def score_prompt(
     *,
     top_logprobs: int = 0,
     gain: bool = False,
-) -> list[ScoredToken]:
+) -> list[GeneratedText]:
     """Score every token of a prompt after its leading special tokens as `evaluate_text` does, with `top_logprobs` top
-    ones. Raises RequestError if the model cannot return them, and what `evaluate_text` raises."""
+    ones; return the text with its tokens. Raises RequestError if the model cannot return them, and what `evaluate_text`
+    raises."""
     scorer = Scorer(model, progress=False)
     reads.parts.require_average("`echo` with `logprobs`")
     check_plan(scorer, options)
-    spans_N2 = _spans(prompt)
-    ends = [0, *np.maximum.accumulate(spans_N2[:-1, 1]).tolist(), len(prompt.text)]
-    scored = [  # the tokens of one character share a text
-        ScoredToken(int(token), prompt.text[begin:end])
-        for token, begin, end in zip(prompt.tokens, ends[:-1], ends[1:], strict=True)
-    ]
+    scored = [ScoredToken(token, math.nan, _NO_PASSAGES, _WHOLE_SHARE) for token in prompt.tokens.tolist()]
     begin = prompt.beginning(reads.settings)
-    if begin:
-        _score_first(scored[begin], prompt.tokens[: begin + 1], model, scorer, top_logprobs)
-    tokens, own = prompt.tokens[begin:], scored[begin:]
-    if len(tokens) < 2:
-        return scored
-    prepared = _prepare(prompt, tokens, options)
-    hits: Hits | None = None
-    if reads.source is not None:
-        hits, _ = reads.source.find(prepared, model.tokenizer, reads.parts.hits)
-    if top_logprobs:
-        _score_with_top(own, prepared, model, hits, reads, top_logprobs)
-    else:
-        read_with = score.score_text(prepared, scorer, hits, reads.passages, reads.parts)
-        for row, place in enumerate(read_with.positions_T.tolist()):
-            own[place].log_prob = float(read_with.log_probs_T[row])
-            own[place].passages_K = read_with.provenance.passages_TK[row]
-            own[place].posteriors_K = read_with.provenance.posteriors_TK[row]
-    if gain:
-        baseline = score.score_text(prepared, scorer)
-        for place, log_prob in zip(baseline.positions_T.tolist(), baseline.log_probs_T.tolist(), strict=True):
-            with_passages = own[place].log_prob
-            own[place].gain = None if with_passages is None else with_passages - log_prob
-    return scored
+    if begin:  # the first token after the special ones, without a passage
+        request = Request(_NO_TOKENS, prompt.tokens[:begin], prompt.tokens[begin : begin + 1])
+        [(log_probs_1, distributions_1)] = _read([(request, 1)], model, scorer, top_logprobs)
+        top = _top(distributions_1[0], top_logprobs)
+        scored[begin] = replace(scored[begin], log_prob=float(log_probs_1[0]), top_logprobs=top)
+    tokens = prompt.tokens[begin:]
+    if len(tokens) > 1:
+        prepared = _prepare(prompt, tokens, options)
+        for place, token in _targets(prepared, model, scorer, reads, top_logprobs):
+            scored[begin + place] = token
+        if gain:
+            baseline = score.score_text(prepared, scorer)
+            for place, log_prob in zip(baseline.positions_T.tolist(), baseline.log_probs_T.tolist(), strict=True):
+                token = scored[begin + place]
+                scored[begin + place] = replace(token, gain=token.log_prob - log_prob)
+    ends = [0, *np.maximum.accumulate(_spans(prompt)[:-1, 1]).tolist(), len(prompt.text)]
+    return [  # the tokens of one character share a text
+        GeneratedText(prompt.text[first:end], NO_PASSAGE, (token,))
+        for token, first, end in zip(scored, ends[:-1], ends[1:], strict=True)
+    ]
 
 
 def _spans(prompt: ServedPrompt) -> IntArray:
@@ -228,62 +190,65 @@ def _prepare(prompt: ServedPrompt, tokens: IntArray, options: plan.PlanOptions) 
     )
 
 
-def _score_first(token: ScoredToken, tokens: IntArray, model: SharedModel, scorer: Scorer, top_logprobs: int) -> None:
-    """Score the first token of a text after the special tokens that begin it, without a passage."""
-    if not top_logprobs:
-        [[log_prob]] = scorer.log_probs([Request(_NO_TOKENS, tokens[:-1], tokens[-1:])])
-        token.log_prob = float(log_prob)
-        return
-    [log_probs_PV] = _read_distributions(model, [ScoringSequence(tokens, np.array([len(tokens) - 1]))])
-    token.log_prob = float(log_probs_PV[0, tokens[-1]])
-    token.top_logprobs = _top(log_probs_PV[0], top_logprobs)
-
-
-def _score_with_top(
-    scored: Sequence[ScoredToken],
-    prepared: PreparedText,
-    model: SharedModel,
-    hits: Hits | None,
-    reads: indexes.ReadConfig,
-    top_logprobs: int,
-) -> None:
-    """Score the targets of a text, with the top log-probabilities of each place."""
-    parts, begin_R, end_R = reads.parts, prepared.plan.target_begin_R.tolist(), prepared.plan.end_R.tolist()
-    _, readings_R = score.rows_and_readings(prepared, Scorer(model, progress=False), hits, reads.passages, parts)
-    rows = [
-        (range(begin_R[row], end_R[row]), row, readings)
-        for row, readings in zip(in_context.rows_with_targets(prepared.plan), readings_R, strict=True)
+def _targets(
+    prepared: PreparedText, model: SharedModel, scorer: Scorer, reads: indexes.ReadConfig, top_logprobs: int
+) -> Iterator[tuple[int, ScoredToken]]:
+    """Score the targets of a text as `score_text` does, with the top log-probabilities of each; yield their places."""
+    text_plan, parts, hits = prepared.plan, reads.parts, None
+    if reads.source is not None:
+        hits, _ = reads.source.find(prepared, model.tokenizer, parts.hits)
+    _, readings_R = score.rows_and_readings(prepared, scorer, hits, reads.passages, parts)
+    places_R = [
+        range(int(text_plan.target_begin_R[row]), int(text_plan.end_R[row]))
+        for row in in_context.rows_with_targets(text_plan)
     ]
-    vocabulary = model.vocabulary or 1
-    for some in split_by_tokens(rows, _NUMBERS_AT_ONCE, lambda one: len(one[0]) * len(one[2]) * vocabulary):
+    rows = [*zip(in_context.rows_with_targets(text_plan), places_R, readings_R, strict=True)]
+    numbers = model.vocabulary or 1 if top_logprobs else 1
+    for group in split_by_tokens(rows, _NUMBERS_AT_ONCE, lambda row: len(row[1]) * len(row[2]) * numbers):
         requests = list[tuple[Request, int]]()
-        for targets, row, readings in some:
+        for row, places, readings in group:
             before = parts.evidence * (len(readings) > 1)
             for prefix in readings:
-                request = in_context.stride_request(prepared.tokens, prepared.plan, row, prefix.tokens, before)
-                requests.append((request, len(targets)))
-        read = iter(_read_requests(requests, model))
-        for targets, _, readings in some:
-            own_K, log_probs_KTV = zip(*(next(read) for _ in readings), strict=True)
-            log_weights_KT = parts.log_weights(readings, np.stack(own_K), len(targets))
-            for column, place in enumerate(targets):
-                token, log_weights_K = scored[place], log_weights_KT[:, column]
-                log_probs_KV = np.stack([log_probs_TV[column] for log_probs_TV in log_probs_KTV])
-                log_probs_V = mix(log_probs_KV, log_weights_K).astype(np.float32)
-                token.log_prob = float(log_probs_V[token.token])
-                token.passages_K = readings.passages_K
-                token.posteriors_K = shares(log_probs_KV[:, [token.token]], log_weights_K)[0].astype(np.float32)
-                token.top_logprobs = _top(log_probs_V, top_logprobs)
+                request = in_context.stride_request(prepared.tokens, text_plan, row, prefix.tokens, before)
+                requests.append((request, len(places)))
+        read = iter(_read(requests, model, scorer, top_logprobs))
+        for _, places, readings in group:
+            log_probs_K, distributions_K = zip(*(next(read) for _ in readings), strict=True)
+            log_probs_KN = np.stack(log_probs_K)
+            log_weights_KT = parts.log_weights(readings, log_probs_KN, len(places))
+            log_probs_KT = log_probs_KN[:, -len(places) :]
+            log_probs_T = mix(log_probs_KT, log_weights_KT).astype(np.float32)
+            shares_TK = shares(log_probs_KT, log_weights_KT).astype(np.float32)
+            for column, place in enumerate(places):
+                log_probs_KV = np.stack([log_probs_TV[column] for log_probs_TV in distributions_K])
+                top = _top(mix(log_probs_KV, log_weights_KT[:, column]).astype(np.float32), top_logprobs)
+                token, log_prob = int(prepared.tokens[place]), float(log_probs_T[column])
+                yield place, ScoredToken(token, log_prob, readings.passages_K, shares_TK[column], top_logprobs=top)
 
 
-def _read_requests(requests: Sequence[tuple[Request, int]], model: SharedModel) -> list[tuple[FloatArray, FloatArray]]:
-    """Return the scores of each request, and the distributions (float32, T x V) at its last T targets."""
+def _read(
+    requests: Sequence[tuple[Request, int]], model: SharedModel, scorer: Scorer, top_logprobs: int
+) -> list[tuple[FloatArray, FloatArray]]:
+    """Return the scores of each request, and the distributions (float32, T x V) at its last T targets; without
+    `top_logprobs` these are empty. RequestError if the model has no distributions."""
+    if not top_logprobs:
+        scores = scorer.log_probs([request for request, _ in requests])
+        empty = [np.zeros((last, 0), dtype=np.float32) for _, last in requests]
+        return [*zip(scores, empty, strict=True)]
+    try:
+        distributions = model.distributions
+    except AttributeError:
+        raise errors.RequestError(
+            f"{model.name} does not return the top log-probabilities of a given text: with `echo`, set `logprobs` to 0 "
+            "or leave it out.",
+            param="logprobs",
+        ) from None
     named = {number.to_bytes(4, "big"): request for number, (request, _) in enumerate(requests)}
     merged = merge_requests(named, prefixes=model.merges_prefixes)
-    merged.sort(key=lambda one: -len(one[0]))
+    merged.sort(key=lambda pair: -len(pair[0]))
     found: dict[bytes, tuple[FloatArray, FloatArray]] = {}
-    distributions = _read_distributions(model, [sequence for sequence, _ in merged])
-    for (sequence, keys), log_probs_PV in zip(merged, distributions, strict=True):
+    read = distributions([sequence for sequence, _ in merged])
+    for (sequence, keys), log_probs_PV in zip(merged, read, strict=True):
         for key in keys:
             request, last = requests[int.from_bytes(key, "big")]
             first = np.searchsorted(sequence.targets_P, len(request) - len(request.targets))
@@ -293,21 +258,9 @@ def _read_requests(requests: Sequence[tuple[Request, int]], model: SharedModel) 
     return [found[key] for key in named]
 
 
-def _read_distributions(model: SharedModel, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-    """The log-probabilities (float32, P x V) of all tokens at the targets; RequestError if the model has none."""
-    try:
-        distributions = model.distributions
-    except AttributeError:
-        raise errors.RequestError(
-            f"{model.name} does not return the top log-probabilities of a given text: with `echo`, set `logprobs` to 0 "
-            "or leave it out.",
-            param="logprobs",
-        ) from None
-    return distributions(sequences)
-
-
 def _top(log_probs_V: FloatArray, count: int) -> _TopLogprobs:
     """Return the `count` most likely tokens, equal ones in the order of ids."""
-    if not (top := top_tokens(log_probs_V, count)):
+    top = top_tokens(log_probs_V, count)
+    if count and not top:
         raise ModelError("the model gives no log-probability that is a number.")
     return top

@@ -5,13 +5,10 @@ are, except for `ralm`, which is for this server, and the name of the model.
 """
 
 import json
-import time
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -26,14 +23,8 @@ from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.http import Upstream, UpstreamAnswer
 from ralm.reading.concatenation import Concatenation
 from ralm.records import Passage
-from ralm.serving import answers, errors, jobs, requests
-from ralm.serving.audit import AuditEntry, AuditLog, entry_of
-from ralm.serving.chat import open_chat_prompt
-from ralm.serving.dialects import DIALECTS, Dialect, RequestBody, message_text
-from ralm.serving.indexes import ReadConfig
-from ralm.serving.options import PASSED_ON, ServeOptions, Settings
-from ralm.serving.state import ModelService, choice_error
-from ralm.serving.text_sources import TextSources
+from ralm.serving import answers, audit, chat, errors, indexes, jobs, options, requests, state, text_sources
+from ralm.serving.dialects import DIALECTS, CompletionDialect, RequestBody, message_text
 
 _ROUTER: Final = APIRouter()
 _CHATS: Final = "/chat/completions"
@@ -45,34 +36,26 @@ _REWRITE: Final = (
 _COUNTS_OF_TEXTS: Final = ("n", "best_of")
 _COUNTS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", *_COUNTS_OF_TEXTS)
 """Fields of requests that the operator limits."""
+_END_OF_EVENT: Final = re.compile(rb"\n\n|\r\n\r\n")
+_MAX_EVENT: Final = 16 << 20  # bytes of a server-sent event
 
 
-class ProxyService(ModelService):
+class ProxyService(state.ModelService):
     """The model of another server, to which requests are passed on with passages of indexes in one context. UsageError
     if the settings ask for an ensemble or a reranker."""
 
     routers = (_ROUTER,)
-    may_choose = PASSED_ON
+    may_choose = options.PASSED_ON
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        seconds: float,
-        options: ServeOptions | None = None,
-        settings: Settings | None = None,
-        folders: Mapping[str, Path] | None = None,
-        *,
-        key: str | None = None,
-        audit: AuditLog | None = None,
-    ) -> None:
-        super().__init__(endpoint.model, options, settings, folders, key=key, audit=audit)
+    def __init__(self, endpoint: Endpoint, seconds: float, served: state.Served) -> None:
+        super().__init__(endpoint.model, served)
         if self.settings.reading.mixes or self.settings.reading.reranks:
             raise UsageError(
                 f"requests to {endpoint.url} are passed on, with passages as they are found in one context: leave out "
                 "`reader` ensemble and `rerank`."
             )
         self.open_upstream = partial(Upstream, endpoint, seconds)
-        self.prompt = open_chat_prompt(self.options.prompt or "numbered")
+        self.prompt = chat.open_chat_prompt(self.options.prompt or "numbered")
         self.reads({})  # fail at startup if a retriever cannot be opened
 
     @property
@@ -82,25 +65,29 @@ class ProxyService(ModelService):
         limit = self.options.limits.new_tokens
         return {"max_model_len": None, "most_new_tokens": limit, "passes_on": True, "can": can}
 
-    def reads(self, choice: Mapping[str, Any]) -> ReadConfig:
+    def reads(self, choice: Mapping[str, Any]) -> indexes.ReadConfig:
         """Return how passages are found for a request with these choices; RequestError if one is not possible."""
         for name in choice:
-            if name not in PASSED_ON:
+            if name not in options.PASSED_ON:
                 raise _without_effect(name)
         settings = self._chosen(choice)
         if settings.reading.mixes:
             raise _without_effect("reader", settings.reading.reader_name)
         try:
-            return ReadConfig(settings, None if settings.index is None else self._source(settings))
+            return indexes.ReadConfig(settings, None if settings.index is None else self._source(settings))
         except UsageError as error:
-            raise choice_error(error, choice) from None
+            raise state.choice_error(error, choice) from None
+
+    def rewrites(self, choice: Mapping[str, Any]) -> bool:
+        """Whether the model writes the query of a chat with these choices."""
+        return self.options.query == "rewrite" and bool(choice.get("index", self.settings.index))
 
     def checked(self, body: RequestBody) -> Mapping[str, Any]:
         """Return the choices of a request; RequestError if its fields for this server are wrong, or beyond a limit."""
         try:
             request = requests.PassedOnRequest.model_validate(body)
         except pydantic.ValidationError as error:
-            raise errors.validation_error({**error.errors()[0]}, [*requests.Chosen.model_fields]) from None
+            raise errors.validation_error({**error.errors()[0]}) from None
         if request.ralm is not None and request.ralm.sources is not None and "messages" not in body:
             message = "`sources` is for chats, and has no effect in other requests: leave it out."
             raise errors.RequestError(message, param="ralm.sources")
@@ -109,13 +96,7 @@ class ProxyService(ModelService):
             most, count = limits.texts if name in _COUNTS_OF_TEXTS else limits.new_tokens, body.get(name)
             if most is not None and count is not None and (type(count) is not int or count > most):
                 raise errors.RequestError(f"`{name}` must be a whole number of at most {most:,} here.", param=name)
-        choice = self.chosen(request.model, request.chosen)
-        if "query" in choice:
-            errors.check_bytes([choice["query"]], limits.text_bytes, "ralm.query")
-            if not choice["query"].strip():
-                message = "`ralm.query` is empty: leave it out, or give at least one word."
-                raise errors.RequestError(message, param="ralm.query")
-        return choice
+        return self.chosen(request)
 
 
 def _without_effect(name: str, value: str = "") -> errors.RequestError:
@@ -129,83 +110,88 @@ async def pass_on(request: Request, path: str) -> Response:
     """Answer with what the server of the model answers; the bodies of some routes get passages."""
     if {"", ".", ".."} & {*path.removesuffix("/").split("/")}:  # a server may read them as another path
         return errors.error_response(errors.RequestError(f"there is no {request.url.path} here.", status=404))
-    begin = time.monotonic()
-    workers = request.app.state.workers
+    content = await request.body()
 
-    async def work() -> Response:
-        content = await request.body()
-        slot = await workers.take_slot()
-        async with AsyncExitStack() as at_end:
-            at_end.callback(slot.leave)
-            async with jobs.until(slot.deadline):
-                answer = await _Exchange(request, f"/{quote(path)}", content, slot, at_end).answer()
-            if isinstance(answer, Response):
-                return answer
-            request.app.state.service.metrics.first.observe(time.monotonic() - begin)
-            return jobs.EventStream(answer.events(), at_end.pop_all(), answer.answer.headers, slot.deadline)
+    async def work(slot: jobs.Slot) -> Response:
+        return await _Exchange(request, f"/{quote(path)}", content, slot).answer()
 
-    try:
-        return await jobs.unless_gone(request.receive, work) or Response(status_code=errors.GONE)
-    except Exception as error:  # noqa: BLE001  # every error is a response
-        return errors.error_response(error)
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The passages that a request gets: for each of its texts, with the query that the model wrote, if it did."""
-
-    reads: ReadConfig
-    passages: Sequence[Sequence[Passage]] = ()
-    written: Mapping[str, JsonValue] = field(default_factory=dict)
+    return await jobs.respond(request, work)
 
 
 class _Exchange:
-    """One request and its answer; what it opens is closed by `at_end`. Raises RequestError and ServerError."""
+    """One request and its answer in a slot, which closes what it opens. Raises RequestError and ServerError."""
 
-    def __init__(self, request: Request, path: str, content: bytes, slot: jobs.Slot, at_end: AsyncExitStack) -> None:
+    def __init__(self, request: Request, path: str, content: bytes, slot: jobs.Slot) -> None:
         self._request = request
         self._path = path
         self._content = content
         self._slot = slot
-        self._at_end = at_end
         self._dialect = DIALECTS.get(path.removesuffix("/")) if request.method == "POST" else None
         self._service: ProxyService = request.app.state.service
         self._upstream: Upstream = request.app.state.upstream
-        self._entry = entry_of(request)
+        self._entry = audit.entry_of(request)
+        self._sources: text_sources.TextSources | None = None
+        self._usage: Mapping[str, JsonValue] = {}
+        """The last event of a stream that counts tokens, those of the whole answer."""
 
-    async def answer(self) -> "Response | _Stream":
-        """Return the whole answer of the server, or its stream once it begins."""
+    async def answer(self) -> Response:
+        """Return the answer of the server; a stream once it begins."""
         body = _json_object(self._content)
-        if self._dialect is None:
-            renamed = body and self._renamed(body)
-            return await self._sent(self._content if renamed is None or renamed == body else renamed, None, None)
-        if body is None:
-            raise errors.RequestError(errors.NO_OBJECT)
-        choice = self._service.checked(body)
-        found = await self._found(self._dialect, body, choice)
-        if isinstance(found, Response):
-            return found
-        reader = found.reads.settings.reading.chosen_reader
-        is_reversed = isinstance(reader, Concatenation) and reader.order == "best-last"
-        for passages in found.passages:
-            self._entry.found(found.reads.settings.index, passages[::-1] if is_reversed else passages)
+        changed = None if body is None else self._renamed(body)
+        if self._dialect is not None:
+            if body is None:
+                raise errors.RequestError(errors.NO_OBJECT)
+            with_passages = await self._with_passages(self._dialect, body)
+            if isinstance(with_passages, Response):
+                return with_passages
+            changed = with_passages
+        query = self._request.url.query
+        path = f"{self._path}?{query}" if query else self._path
+        content = self._content if changed is None or changed == body else _json(changed)
+        answer = await self._opened(content, self._request.method, path)
+        if answer.is_stream:
+            return jobs.EventStream(self._request, self._slot, b"", self._events(answer), answer.headers)
+        whole = await answer.content()
+        if answer.status < 400 and (value := _json_object(whole)) is not None and self._dialect is not None:
+            self._count(value)
+            self._note(value)
+            if self._sources is not None:
+                whole = _json(await self._slot.in_thread(partial(self._sources.added, value, whole=True)))
+        return Response(whole, answer.status, answer.headers, answer.kind)
+
+    async def _with_passages(self, dialect: CompletionDialect, body: RequestBody) -> RequestBody | Response:
+        """Return a body with passages; the error of the server if it was to write the query."""
+        choice, prompt = self._service.checked(body), self._service.prompt
+        texts = self._texts(dialect, body)
+        query, written = choice.get("query"), dict[str, JsonValue]()
+        if query is not None and not texts:
+            message = "`ralm.query` has no effect without a message of the user: leave it out."
+            raise errors.RequestError(message, param="ralm.query")
+        if query is None and texts and self._path == _CHATS and self._service.rewrites(choice):
+            answer = await self._opened(_json(self._rewriting(body)), "POST", self._path)
+            content = await answer.content()
+            if answer.status >= 400:
+                return Response(content, answer.status, answer.headers, answer.kind)
+            written = _rewritten(content)
+            query = written["query"]
+        queries = texts if query is None else [query] * len(texts)
+        reads, passages = await self._slot.in_thread(_search, queries, self._service, choice, self._entry)
+        if reads.source is not None:
+            address = partial(jobs.passage_address, self._request, reads)
+            self._sources = dialect.sources(
+                [*zip(passages, texts, strict=True)],
+                partial(_fields, reads, passages, written, address),  # called after the first words are sent
+                address,
+                prompt=prompt if dialect.has_messages else None,
+                answers=self._entry.answers,
+                times=body.get("n") or 1,
+                as_text=(body.get("ralm") or {}).get("sources") == "text",
+            )
         changed = self._renamed(body)
-        if any(found.passages):
-            changed = self._dialect.with_passages(changed, found.passages, self._service.prompt)
-        sources = None if found.reads.source is None else self._sources(self._dialect, body, found)
-        return await self._sent(self._content if changed == body else changed, self._dialect, sources)
+        return dialect.with_passages(changed, passages, prompt) if any(passages) else changed
 
-    def _renamed(self, body: RequestBody) -> RequestBody:
-        """Return a body with the server's own name of the model, and without the choices."""
-        name = body.get("model")
-        self._entry.model = name if isinstance(name, str) else None
-        changed = {field: value for field, value in body.items() if field != "ralm"}
-        if name in self._service.models:
-            changed["model"] = self._upstream.endpoint.model
-        return changed
-
-    async def _found(self, dialect: Dialect, body: RequestBody, choice: Mapping[str, Any]) -> "_Found | Response":
-        """Return the passages for the texts of a request; the error of the server if it was to write the query."""
+    def _texts(self, dialect: CompletionDialect, body: RequestBody) -> list[str]:
+        """Return the texts that passages are searched for; RequestError if there are more than the limit."""
         texts, most_texts = dialect.texts(body), self._service.options.limits.texts
         prompts = body.get("prompt")
         count = len(prompts) if isinstance(prompts, list) and not isinstance(next(iter(prompts), 0), int) else 1
@@ -214,72 +200,65 @@ class _Exchange:
             message = f"{count:,} prompts times `n` {times} exceed {most_texts} texts: send several requests."
             raise errors.RequestError(message, param="n")
         self._entry.prompts = [*texts]
-        queries, written = texts, dict[str, JsonValue]()
-        if "query" in choice:
-            if not texts:
-                message = "`ralm.query` has no effect without a message of the user: leave it out."
-                raise errors.RequestError(message, param="ralm.query")
-            queries = [choice["query"]] * len(texts)
-        elif (
-            texts
-            and self._path == _CHATS
-            and self._service.options.query == "rewrite"
-            and choice.get("index", self._service.settings.index)
-        ):
-            asked = _rewriting(body, self._upstream.endpoint, self._service.options.limits.new_tokens)
-            answer = await self._opened(_json(asked), "POST", self._path)
-            content = await answer.content()
-            if answer.status >= 400:
-                return Response(content, answer.status, answer.headers, answer.kind)
-            written = _rewritten(content)
-            queries = [str(written["query"] or texts[0])]
-        reads, passages = await self._slot.in_thread(_search, queries, self._service, choice)
-        return _Found(reads, passages, written)
+        return texts
 
-    def _sources(self, dialect: Dialect, body: RequestBody, found: _Found) -> TextSources:
-        """Return what adds the sources to the answer."""
-        address = partial(jobs.passage_address, self._request, found.reads)
-        choices = body.get("ralm") or {}
-        return dialect.sources(
-            [*zip(found.passages, dialect.texts(body), strict=True)],
-            partial(_fields, found, address),  # called after the first words are sent
-            address,
-            prompt=self._service.prompt if dialect.has_messages else None,
-            times=body.get("n") or 1,
-            as_text=choices.get("sources") == "text",
-        )
+    def _renamed(self, body: RequestBody) -> RequestBody:
+        """Return a body with the server's own name of the model, and without the choices."""
+        name = body.get("model")
+        self._entry.model = name if isinstance(name, str) else None
+        changed = {field: value for field, value in body.items() if field != "ralm"}
+        if self._entry.model in self._service.models:
+            changed["model"] = self._upstream.endpoint.model
+        return changed
+
+    def _rewriting(self, body: RequestBody) -> RequestBody:
+        """Return the request for a query from a conversation."""
+        endpoint, new_tokens = self._upstream.endpoint, self._service.options.limits.new_tokens
+        turns = [turn for turn in body["messages"] if isinstance(turn, dict)]
+        said = "\n".join(f"{turn.get('role')}: {text}" for turn in turns if (text := message_text(turn.get("content"))))
+        limit = {} if new_tokens is None else {endpoint.limit_field: new_tokens}
+        return {"model": endpoint.model, "messages": [{"role": "user", "content": f"{_REWRITE}\n\n{said}"}], **limit}
 
     async def _opened(self, content: bytes, method: str, path: str) -> UpstreamAnswer:
         answer = await self._upstream.send(method, path, content)
-        self._at_end.push_async_callback(answer.close)
+        self._slot.at_end.push_async_callback(answer.close)
         return answer
 
-    async def _sent(
-        self, body: RequestBody | bytes, dialect: Dialect | None, sources: TextSources | None
-    ) -> "Response | _Stream":
-        """Return the answer to a body; that of a dialect is counted, and gets its sources."""
-        query = self._request.url.query
-        path = f"{self._path}?{query}" if query else self._path
-        content = body if isinstance(body, bytes) else _json(body)
-        answer = await self._opened(content, self._request.method, path)
-        if answer.is_stream:
-            return _Stream(answer, dialect, sources, self._service, self._entry, self._slot)
-        whole = await answer.content()
-        value = _json_object(whole) if dialect is not None and answer.status < 400 else None
-        if dialect is not None and value is not None:
-            _count(self._entry, self._service, value)
-            for choice, text in dialect.answer_texts(value):
-                self._entry.wrote(choice, text)
-            whole = whole if sources is None else _json(await self._slot.in_thread(sources.whole, value))
-        return Response(whole, answer.status, answer.headers, answer.kind)
+    def _note(self, value: Mapping[str, JsonValue]) -> None:
+        """Note the texts in an answer or an event."""
+        for choice, text in self._dialect.answer_texts(value) if self._dialect else ():
+            self._entry.wrote(choice, text)
 
+    def _count(self, value: Mapping[str, JsonValue]) -> None:
+        """Count the tokens that an answer or an event reports."""
+        if (counts := tokens_in_answer(value)) is not None:
+            self._entry.prompt_tokens, self._entry.completion_tokens = counts
+            self._service.metrics.count_tokens(*counts)
 
-def _rewriting(body: RequestBody, endpoint: Endpoint, new_tokens: int | None) -> RequestBody:
-    """Return the request for a query from a conversation."""
-    turns = [turn for turn in body["messages"] if isinstance(turn, dict)]
-    said = "\n".join(f"{turn.get('role')}: {text}" for turn in turns if (text := message_text(turn.get("content"))))
-    limit = {} if new_tokens is None else {endpoint.limit_field: new_tokens}
-    return {"model": endpoint.model, "messages": [{"role": "user", "content": f"{_REWRITE}\n\n{said}"}], **limit}
+    async def _events(self, answer: UpstreamAnswer) -> AsyncIterator[bytes]:
+        """Yield the server-sent events of an answer as they come; those that end a choice have its sources."""
+        buffer = EventBuffer()
+        try:
+            async for part in answer.parts():
+                yield b"".join([await self._event(answer.without_key(event)) for event in buffer.add(part)])
+            yield answer.without_key(buffer.rest)
+        finally:
+            self._count(self._usage)
+
+    async def _event(self, event: bytes) -> bytes:
+        """Return an event as the client gets it."""
+        head, _, content = event.partition(b"data:")
+        value = _json_object(content)
+        if self._dialect is None or value is None:
+            return event
+        self._note(value)
+        response = value.get("response")  # of the API of responses
+        counted = response if isinstance(response, dict) else value
+        self._usage = counted if counted.get("usage") else self._usage
+        if self._sources is None or not self._sources.ends(value):
+            return event
+        changed = await self._slot.in_thread(partial(self._sources.added, value, whole=False))
+        return head + b"data: " + _json(changed) + b"\n\n"
 
 
 def _rewritten(content: bytes) -> dict[str, JsonValue]:
@@ -295,8 +274,8 @@ def _rewritten(content: bytes) -> dict[str, JsonValue]:
 
 
 def _search(
-    texts: Sequence[str], service: ProxyService, choice: Mapping[str, Any]
-) -> tuple[ReadConfig, Sequence[Sequence[Passage]]]:
+    texts: Sequence[str], service: ProxyService, choice: Mapping[str, Any], entry: audit.AuditEntry
+) -> tuple[indexes.ReadConfig, Sequence[Sequence[Passage]]]:
     """Return how passages are found, and those for the beginning of each text in the order in which they are read."""
     reads, most = service.reads(choice), service.options.limits.text_bytes
     found: list[Sequence[Passage]] = [()] * len(texts)
@@ -307,76 +286,50 @@ def _search(
     hits = reads.source.search([texts[place][:most] for place in asked], reader.hits)
     for row, place in enumerate(asked):
         numbers = tuple(number for number, _ in hits.of(row))
+        entry.found(reads.settings.index, [reads.passages[number] for number in numbers])
         if isinstance(reader, Concatenation):
             numbers = reader.in_order(numbers)
         found[place] = [reads.passages[number] for number in numbers]
     return reads, found
 
 
-def _fields(found: _Found, address: Callable[[Passage], str]) -> answers.ResponseJson:
+def _fields(
+    reads: indexes.ReadConfig,
+    found: Sequence[Sequence[Passage]],
+    written: Mapping[str, JsonValue],
+    address: Callable[[Passage], str],
+) -> answers.ResponseJson:
     """Return the fields of a response about its passages."""
-    passages = [passage for text in found.passages for passage in text]
-    settings = found.reads.settings
-    config: answers.ResponseJson = {"index": settings.index, "retriever": settings.retrieval.retriever}
+    passages = [passage for text in found for passage in text]
+    config: answers.ResponseJson = {"index": reads.settings.index, "retriever": reads.settings.retrieval.retriever}
     return {
-        "ralm": {**config, **found.written, "passages": [answers.passage_json(passage) for passage in passages]},
+        "ralm": {**config, **written, "passages": [answers.passage_json(passage) for passage in passages]},
         "search_results": [answers.search_result(passage, address(passage)) for passage in passages],
     }
 
 
-def _count(entry: AuditEntry, service: ProxyService, value: Mapping[str, JsonValue]) -> None:
-    """Count the tokens that an answer or an event reports."""
-    if (counts := tokens_in_answer(value)) is not None:
-        entry.prompt_tokens, entry.completion_tokens = counts
-        service.metrics.count_tokens(*counts)
+class EventBuffer:
+    """The beginning of an event that has not come whole."""
 
+    def __init__(self) -> None:
+        self._held = bytearray()
 
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """The server-sent events of an answer as they come; those that end a choice have its sources."""
+    @property
+    def rest(self) -> bytes:
+        """What came after the last whole event."""
+        return bytes(self._held)
 
-    answer: UpstreamAnswer
-    dialect: Dialect | None
-    sources: TextSources | None
-    service: ProxyService
-    entry: AuditEntry
-    slot: jobs.Slot
-    usage: Mapping[str, JsonValue] | None = None
-    """The last event that counts tokens, those of the whole answer."""
-
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yield the events; after an error one that says so."""
-        parts, buffer = aiter(self.answer.parts()), jobs.EventBuffer()
-        try:
-            while True:
-                async with jobs.until(self.slot.deadline):
-                    part = await anext(parts, b"")
-                if not part:
-                    break
-                yield b"".join([await self._event(event) for event in buffer.add(part)])
-            yield self.answer.without_key(buffer.rest)
-        except Exception as error:  # noqa: BLE001  # the status is sent already
-            yield jobs.error_event(error, self.entry)
-        finally:
-            if self.usage is not None:
-                _count(self.entry, self.service, self.usage)
-
-    async def _event(self, event: bytes) -> bytes:
-        """Return an event as the client gets it."""
-        event = self.answer.without_key(event)
-        head, _, content = event.partition(b"data:")
-        value = _json_object(content)
-        if self.dialect is None or value is None:
-            return event
-        for choice, text in self.dialect.answer_texts(value):
-            self.entry.wrote(choice, text)
-        response = value.get("response")  # of the API of responses
-        counted = response if isinstance(response, dict) else value
-        self.usage = counted if counted.get("usage") else self.usage
-        if self.sources is None or not self.sources.note(value):
-            return event
-        changed = await self.slot.in_thread(self.sources.event, value)
-        return head + b"data: " + _json(changed) + b"\n\n"
+    def add(self, part: bytes) -> list[bytes]:
+        """Return the events that a part makes whole; ServerError if one is too long."""
+        begin, place, events = 0, max(0, len(self._held) - 3), list[bytes]()  # an end may have begun before the part
+        self._held += part
+        while (end := _END_OF_EVENT.search(self._held, place)) is not None:
+            events.append(bytes(self._held[begin : end.end()]))
+            begin = place = end.end()
+        del self._held[:begin]
+        if len(self._held) > _MAX_EVENT:
+            raise ServerError(f"the server of the model sent an event of more than {_MAX_EVENT:,} bytes.", 200)
+        return events
 
 
 def _json(value: RequestBody) -> bytes:

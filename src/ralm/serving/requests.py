@@ -1,14 +1,14 @@
 """The bodies of requests for completions and chats, and their values as the server uses them.
 
-Fields of other servers are accepted if they change no answer (`_UNUSED`), or with the values that change nothing
-(`_NO_CHANGE`). Other values and unknown fields are rejected, unless they are null; unknown fields of a message are not
-read.
+Fields of other servers are accepted with the values that change nothing (`_VALUES_WITHOUT_EFFECT`). Other values and
+unknown fields are rejected, unless they are null; unknown fields of a message are not read.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from secrets import randbits
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import pydantic
 from pydantic import BaseModel, Field, JsonValue
@@ -16,12 +16,9 @@ from pydantic_core import PydanticCustomError
 
 from ralm.answering.prompts import Conversation
 from ralm.errors import UsageError
-from ralm.options import without_none
 from ralm.reading.sampling import Sampling
 from ralm.records import Message
-from ralm.serving.chat import ChatCompletion
-from ralm.serving.completion import Completion
-from ralm.serving.errors import BODY, FIELD, RequestError, check_bytes
+from ralm.serving.errors import FIELD, NAMED_FIELD, RequestError
 from ralm.serving.options import Limits, choices
 from ralm.validation import MAX_SEED
 
@@ -31,14 +28,14 @@ _MAX_COUNT: Final = 2**31 - 1
 _SYSTEM: Final = ("system", "developer")  # both are the role system of chat templates
 _UNUSED_IN_CHATS: Final = ("stride", "query_tokens", "document_tokens")
 """Choices without effect in a chat: passages are found once, with the whole message, and read whole."""
+_CHOICES: Final = choices()
 _BETWEEN_TEXTS: Final = "\n"
-_VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue]]]] = (
-    ("audio web_search_options", []),
+_VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue] | None]]] = (
+    ("audio reasoning_effort web_search_options", []),
     ("frequency_penalty min_p min_tokens presence_penalty", [0]),
     ("best_of length_penalty repeat_penalty repetition_penalty", [1]),
     ("continue_final_message echo ignore_eos include_stop_str_in_output use_beam_search", [False]),
     ("add_generation_prompt", [True]),
-    ("reasoning_effort", []),
     ("verbosity", ["medium"]),
     ("chat_template_kwargs logit_bias", [{}]),
     ("functions stop_token_ids tools", [[]]),
@@ -46,25 +43,14 @@ _VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue]]]] = (
     ("modalities", [["text"]]),
     ("response_format", [{"type": "text"}]),
     ("suffix", [""]),
+    ("metadata prediction service_tier store", None),
 )
-"""Fields, and the values beside null that change nothing; other values are rejected."""
-_NO_CHANGE: Final = {name: values for names, values in _VALUES_WITHOUT_EFFECT for name in names.split()}
-_UNUSED: Final = ("metadata", "prediction", "service_tier", "store")
-"""Fields that change no answer."""
+"""Fields of other servers that texts ignore, and the values beside null that change no answer; None: any value."""
 
 
-def only(*values: JsonValue) -> pydantic.AfterValidator:
-    """The check of a field that is not supported: null and these values mean nothing, and others are errors."""
-
-    def check(value: JsonValue) -> JsonValue:
-        if value is not None and value not in values:
-            raise PydanticCustomError(FIELD, "is not supported: leave it out")
-        return value
-
-    return pydantic.AfterValidator(check)
-
-
-_Unsupported: TypeAlias = Annotated[JsonValue, only()]
+def _fault(name: str, message: str) -> PydanticCustomError:
+    """The error of a field, in an object that is not validated yet."""
+    return PydanticCustomError(NAMED_FIELD, "{message}", {"name": name, "message": message})
 
 
 class Body(BaseModel):
@@ -72,47 +58,67 @@ class Body(BaseModel):
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+    without_effect: ClassVar[Mapping[str, Sequence[JsonValue] | None]] = {}
+    """Fields that are not read, with the values beside null that change nothing; None: any value."""
+
     @pydantic.model_validator(mode="before")
     @classmethod
     def _checked(cls, value: Any) -> Any:
-        """The value without unknown fields that are null; PydanticCustomError if it cannot be encoded as JSON."""
+        """The value without fields that change nothing, or that are null as if they were left out, unless null is a
+        value of theirs. RequestError if it cannot be encoded as JSON, PydanticCustomError for a field that
+        is unknown or would change the answer."""
         if not isinstance(value, dict):
             return value  # pydantic reports the type
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise PydanticCustomError(BODY, "contains a lone surrogate (half a character)") from None
+            raise RequestError("the body contains a lone surrogate (half a character).") from None
         except (RecursionError, ValueError):
-            raise PydanticCustomError(BODY, "is nested too deeply, or has a number that is too long") from None
-        return {name: one for name, one in value.items() if one is not None or name in cls.model_fields}
+            raise RequestError("the body is nested too deeply, or has a number that is too long.") from None
+        fields = cls.model_fields
+        read = {name: content for name, content in value.items() if cls._is_read(name, content)}
+        unknown = next(iter(read.keys() - fields.keys()), None)
+        is_complete = all(name in read for name, field in fields.items() if field.is_required())
+        if unknown is not None and is_complete and cls.model_config["extra"] == "forbid":
+            close = get_close_matches(unknown, fields, n=1)
+            hint = f"; the nearest is `{close[0]}`" if close else ""
+            raise _fault(unknown, f"is not a field of this request{hint}")
+        return read
+
+    @classmethod
+    def _is_read(cls, name: str, content: Any) -> bool:
+        if (field := cls.model_fields.get(name)) is not None:
+            return content is not None or field.is_required() or field.default is None
+        unchanged = cls.without_effect.get(name, ())
+        if name in cls.without_effect and content is not None and unchanged is not None and content not in unchanged:
+            raise _fault(name, "is not supported: leave it out")
+        return content is not None and name not in cls.without_effect
 
 
 class StreamOptions(Body):
     """Optional content of a stream."""
 
-    continuous_usage_stats: Annotated[bool | None, only(False)] = None
+    without_effect = {"continuous_usage_stats": [False]}
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-def _make_choice() -> type[Body]:
-    fields: dict[str, Any] = {
-        name: (Annotated[without_none(one.kind) | None, one.option], None) for name, one in choices().items()
-    }
-    own: dict[str, tuple[Any, str]] = {
-        "index": (str, "The name of the index to read with; null: none."),
-        "query": (str, "The query for the retriever, instead of the end of the text."),
-        "gain": (bool, "Also return the gain of each token from passages, in nats."),
-    }
-    for name, (kind, description) in own.items():
-        fields[name] = (Annotated[kind | None, Field(description=description)], None)
-    return pydantic.create_model("Chosen", __base__=Body, __doc__="The choices of a request.", **fields)
+class Chosen(Body):
+    """The choices of a request."""
 
-
-if TYPE_CHECKING:
-    Chosen = Body
-else:
-    Chosen = _make_choice()
+    index: Annotated[str | None, Field(description="The name of the index to read with; null: none.")] = None
+    query: Annotated[str | None, Field(description="The query for the retriever, instead of the end of the text.")] = (
+        None
+    )
+    gain: Annotated[bool | None, Field(description="Also return the gain of each token from passages, in nats.")] = None
+    retriever: Annotated[str | None, _CHOICES["retriever"].option] = None
+    reader: Annotated[str | None, _CHOICES["reader"].option] = None
+    documents: Annotated[int | None, _CHOICES["documents"].option] = None
+    mixer: Annotated[str | None, _CHOICES["mixer"].option] = None
+    rerank: Annotated[str | None, _CHOICES["rerank"].option] = None
+    stride: Annotated[int | None, _CHOICES["stride"].option] = None
+    query_tokens: Annotated[int | None, _CHOICES["query_tokens"].option] = None
+    document_tokens: Annotated[int | None, _CHOICES["document_tokens"].option] = None
 
 
 class ChoosingRequest(Body):
@@ -130,45 +136,32 @@ class ChoosingRequest(Body):
         return {name: value for name, value in values.items() if value is not None or name == "index"}
 
 
-if TYPE_CHECKING:
-    _TolerantRequest = ChoosingRequest
-else:
-    _TolerantRequest = pydantic.create_model(
-        "TolerantRequest",
-        __base__=ChoosingRequest,
-        **{name: (Annotated[JsonValue, only(*values)], None) for name, values in _NO_CHANGE.items()},
-        **dict.fromkeys(_UNUSED, (JsonValue, None)),
-    )
-
-
-class TextRequest(_TolerantRequest):
+class TextRequest(ChoosingRequest):
     """The fields of completions and chats alike."""
 
-    n: int | None = None
+    without_effect = {name: values for names, values in _VALUES_WITHOUT_EFFECT for name in names.split()}
+    n: int = 1
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    temperature: float | None = None
+    stop: str | list[str] = []  # pydantic copies it
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    temperature: float = 1.0
     top_k: int | None = None
-    top_p: float | None = None
+    top_p: float = 1.0
     user: str | None = None
 
-    def streams_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
     def sampling(self) -> dict[str, Any]:
-        """The values of `Sampling` and the stop strings, by name; RequestError if a value is wrong."""
+        """The values of `Sampling` and the stop strings, by name, with a random seed by default; RequestError if a
+        value is wrong."""
         if self.seed is not None and abs(self.seed) > MAX_SEED:
             raise RequestError("`seed` must be a whole number of 64 bits.", param="seed")
         given: dict[str, Any] = {
-            "temperature": 1.0 if self.temperature is None else float(self.temperature),
+            "temperature": float(self.temperature),
             "top_k": None if self.top_k in (-1, 0) else self.top_k,
-            "top_p": 1.0 if self.top_p is None else float(self.top_p),
+            "top_p": float(self.top_p),
             "seed": randbits(63) if self.seed is None else self.seed % (MAX_SEED + 1),
         }
         try:
@@ -176,7 +169,7 @@ class TextRequest(_TolerantRequest):
         except UsageError as error:
             param = next((name for name in given if f"`{name}`" in str(error)), None)
             raise RequestError(str(error), param=param) from None
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if "" in stop:
             raise RequestError("`stop` must not contain an empty text.", param="stop")
         if len(stop) > _MAX_STOPS:
@@ -184,12 +177,11 @@ class TextRequest(_TolerantRequest):
         return {**given, "stop": stop}
 
 
-def _count(name: str, given: int | None, least: int, most: int, default: int) -> int:
-    """A number of a request, or the default; RequestError if it is out of range."""
-    value = default if given is None else given
+def _check(name: str, value: int, least: int, most: int | None) -> None:
+    """Raise RequestError if a number of a request is out of range."""
+    most = _MAX_COUNT if most is None else most
     if not least <= value <= most:
         raise RequestError(f"`{name}` must be from {least} to {most:,}.", param=name)
-    return value
 
 
 def _texts(given: Any) -> list[Any]:
@@ -223,37 +215,29 @@ class CompletionRequest(TextRequest):
 
     prompt: Texts
     best_of: int | None = None
-    echo: bool | None = None
+    echo: bool = False
     logprobs: int | None = None
-    max_tokens: int | None = None
-    return_tokens_as_token_ids: bool | None = None
+    max_tokens: int = _NEW_TOKENS
+    return_tokens_as_token_ids: bool = False
 
-
-def completion_of(body: CompletionRequest, limits: Limits) -> Completion:
-    """The values of a request; RequestError if one is wrong, unsupported or beyond the limits."""
-    times = _count("n", body.n, 1, limits.texts, default=1)
-    if body.best_of not in (None, 1, times):
-        raise RequestError("`best_of` is not supported: leave it out, or give the value of `n`.", param="best_of")
-    if len(body.prompt) * times > limits.texts:
-        raise RequestError(
-            f"{len(body.prompt):,} prompts times `n` {times} exceed {limits.texts} texts: send several requests.",
-            param="n",
-        )
-    most = _MAX_COUNT if limits.new_tokens is None else limits.new_tokens
-    choice = body.chosen
-    check_bytes([choice.get("query") or ""], limits.text_bytes, "ralm.query")
-    _count("logprobs", body.logprobs, 0, limits.top_logprobs, default=0)
-    return Completion(
-        prompts=body.prompt,
-        new_tokens=_count("max_tokens", body.max_tokens, 0, most, default=min(_NEW_TOKENS, most)),
-        times=times,
-        echo=bool(body.echo),
-        logprobs=body.logprobs,
-        as_ids=bool(body.return_tokens_as_token_ids),
-        query=choice.get("query"),
-        gain=bool(choice.get("gain")),
-        sampling=body.sampling(),
-    )
+    def check(self, limits: Limits) -> None:
+        """Raise RequestError if a value is wrong, unsupported or beyond the limits."""
+        _check("n", self.n, 1, limits.texts)
+        if self.best_of not in (None, 1, self.n):
+            raise RequestError("`best_of` is not supported: leave it out, or give the value of `n`.", param="best_of")
+        if len(self.prompt) * self.n > limits.texts:
+            raise RequestError(
+                f"{len(self.prompt):,} prompts times `n` {self.n} exceed {limits.texts} texts: send several requests.",
+                param="n",
+            )
+        _check("logprobs", self.logprobs or 0, 0, limits.top_logprobs)
+        if "max_tokens" in self.model_fields_set:
+            _check("max_tokens", self.max_tokens, 0, limits.new_tokens)
+        if self.echo and "query" in self.chosen:
+            raise RequestError(
+                "`ralm.query` has no effect with `echo`: the passages of an echoed prompt are those of its strides.",
+                param="ralm.query",
+            )
 
 
 def _parts(given: Any) -> Any:
@@ -284,6 +268,15 @@ _CONTENT_SCHEMA: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items
 class MessageBody(Body, extra="allow"):
     """A message: its role, and its text or a list of texts. An answer of a server may be sent back as it is."""
 
+    without_effect = {
+        "annotations": None,
+        "audio": [],
+        "function_call": [],
+        "refusal": [],
+        "tool_call_id": [],
+        "tool_calls": [[]],
+        "type": ["text", "message"],
+    }
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         list[Annotated[str, pydantic.BeforeValidator(_text_of_part)]],
@@ -291,13 +284,6 @@ class MessageBody(Body, extra="allow"):
         pydantic.WithJsonSchema(_CONTENT_SCHEMA),
         Field(description="Text, or a list of parts with text."),
     ] = []  # pydantic copies it
-    annotations: list[JsonValue] | None = None
-    audio: _Unsupported = None
-    function_call: _Unsupported = None
-    refusal: Annotated[str | None, only()] = None
-    tool_call_id: Annotated[str | None, only()] = None
-    tool_calls: Annotated[JsonValue, only([])] = None
-    type: Annotated[str | None, only("text", "message")] = None
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -332,54 +318,40 @@ class ChatRequest(TextRequest):
     """The body of POST /v1/chat/completions."""
 
     messages: list[MessageBody]
-    logprobs: bool | None = None
+    logprobs: bool = False
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
     ralm: ChatChosen | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int = 0
 
+    def check(self, limits: Limits) -> None:
+        """Raise RequestError if a value is wrong, unsupported or beyond the limits."""
+        _check("n", self.n, 1, limits.texts)
+        _check("top_logprobs", self.top_logprobs, 0, limits.top_logprobs)
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("`top_logprobs` has no effect without `logprobs`: true.", param="top_logprobs")
+        for name in ("max_tokens", "max_completion_tokens"):
+            if (tokens := getattr(self, name)) is not None:
+                _check(name, tokens, 1, limits.new_tokens)
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise RequestError(
+                "`max_tokens` and `max_completion_tokens` differ: leave one of them out.", param="max_tokens"
+            )
+        for name in _UNUSED_IN_CHATS:
+            if name in self.chosen:
+                raise RequestError(f"`{name}` has no effect in a chat: leave it out.", param=f"ralm.{name}")
 
-def chat_of(body: ChatRequest, limits: Limits) -> ChatCompletion:
-    """The values of a request; RequestError if one is wrong, unsupported or beyond the limits."""
-    top_logprobs = _count("top_logprobs", body.top_logprobs, 0, limits.top_logprobs, default=0)
-    if top_logprobs and not body.logprobs:
-        raise RequestError("`top_logprobs` has no effect without `logprobs`: true.", param="top_logprobs")
-    choice = body.chosen
-    for name in _UNUSED_IN_CHATS:
-        if name in choice:
-            raise RequestError(f"`{name}` has no effect in a chat: leave it out.", param=f"ralm.{name}")
-    check_bytes([choice.get("query") or ""], limits.text_bytes, "ralm.query")
-    return ChatCompletion(
-        conversation=_conversation([one.message for one in body.messages], choice.get("query")),
-        new_tokens=_new_tokens(body, limits),
-        times=_count("n", body.n, 1, limits.texts, default=1),
-        measured=choice.get("gain"),
-        logprobs=bool(body.logprobs),
-        top_logprobs=top_logprobs,
-        sources_as_text=body.ralm is not None and body.ralm.sources == "text",
-        sampling=body.sampling(),
-    )
+    @property
+    def new_tokens(self) -> int | None:
+        """The maximum number of tokens of an answer; None if it is not given."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
-
-def _new_tokens(body: ChatRequest, limits: Limits) -> int | None:
-    """The maximum number of tokens of an answer; None if it is not given."""
-    short, long = body.max_tokens, body.max_completion_tokens
-    if short is not None and long is not None and short != long:
-        raise RequestError(
-            "`max_tokens` and `max_completion_tokens` differ: leave one of them out.", param="max_tokens"
-        )
-    if short is None and long is None:
-        return None
-    name, given = ("max_completion_tokens", long) if short is None else ("max_tokens", short)
-    return _count(name, given, 1, limits.new_tokens or _MAX_COUNT, default=1)
-
-
-def _conversation(messages: list[Message], query: str | None) -> Conversation:
-    asked = [one.content for one in messages if one.role == "user"]
-    if not asked:
-        raise RequestError("`messages` needs a message with the role user.", param="messages")
-    if not asked[-1].strip():
-        raise RequestError("the last message of the user is empty: give at least one word.", param="messages")
-    if query is not None and not query.strip():
-        raise RequestError("`ralm.query` is empty: leave it out, or give at least one word.", param="ralm.query")
-    return Conversation(messages, query)
+    @property
+    def conversation(self) -> Conversation:
+        """The messages; RequestError if there is none to answer."""
+        asked = [message.content for message in self.messages if message.role == "user"]
+        if not asked:
+            raise RequestError("`messages` needs a message with the role user.", param="messages")
+        if not "".join(asked[-1]).strip():
+            raise RequestError("the last message of the user is empty: give at least one word.", param="messages")
+        return Conversation([message.message for message in self.messages], self.chosen.get("query"))

@@ -19,15 +19,10 @@ from ralm.errors import UsageError
 from ralm.reading.provenance import hits_as_json
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.filters import Filter, parse_filter
-from ralm.serving import answers, errors, jobs, requests
-from ralm.serving.audit import entry_of
-from ralm.serving.state import FoundPassages, SearchService
-from ralm.serving.text_sources import name_of, text_key, web_address
+from ralm.serving import answers, audit, errors, jobs, requests, state, text_sources
 from ralm.terminal import to_json
 
 router: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
-_TOP_K: Final = 3
-"""The passages of a query in Search-R1's server."""
 _FILTER_BYTES: Final = 16 << 10
 """Maximum size of a filter."""
 _PASSAGES: Final = 65_536
@@ -51,19 +46,19 @@ async def search_index(
 ) -> Response:
     """The passages of an index that best match a query."""
 
-    def answer() -> JsonValue:
-        found = search(request, service, [q], k, chosen(index, retriever), wanted=read_filter(where))
-        return {"query": q, "index": found.index, "hits": hits_as_json(found.of(0))}
+    def answer() -> Response:
+        found = search(audit.entry_of(request), service, [q], k, chosen(index, retriever), wanted=read_filter(where))
+        return jobs.json_response({"query": q, "index": found.index, "hits": hits_as_json(found.of(0))})
 
-    return await jobs.respond_with(request, answer)
+    return await jobs.respond_in_thread(request, answer)
 
 
 class RetrieveRequest(requests.Body):
     """Queries to search for at once, `topk` passages for each."""
 
     queries: list[str]
-    topk: int | None = None
-    return_scores: bool | None = None
+    topk: int = 3  # as Search-R1's server
+    return_scores: bool = False
 
 
 @router.post("/retrieve")
@@ -77,29 +72,42 @@ async def retrieve(
 ) -> Response:
     """The passages for each of many queries. An empty query finds nothing: one of a batch must not fail the others."""
 
-    def answer() -> JsonValue:
-        k = _TOP_K if body.topk is None else body.topk
-        _check_queries(body.queries, k, service.options.limits.queries)
-        found = search(request, service, body.queries, k, chosen(index, retriever), "topk", read_filter(where))
+    def answer() -> Response:
+        _check_queries(body.queries, body.topk, service.options.limits.queries)
+        found = search(
+            audit.entry_of(request),
+            service,
+            body.queries,
+            body.topk,
+            chosen(index, retriever),
+            "topk",
+            read_filter(where),
+        )
         documents: dict[int, JsonValue] = {}  # queries of one batch find many passages together
         for number in {*found.hits.numbers_QK.ravel().tolist()} - {NO_PASSAGE}:
             one = found.passages[number]
             document: dict[str, JsonValue] = {"id": one.document_id, "contents": f'"{one.title}"\n{one.text}'}
             documents[number] = {**document, "metadata": {**one.metadata}} if one.metadata else document
-        result = [_retrieved(found, row, documents, body) for row in range(len(body.queries))]
-        return {"result": result, "fingerprint": _fingerprint(service, found.index)}
+        result: list[JsonValue] = []
+        for row in range(len(body.queries)):
+            pairs = [(documents[number], score) for number, score in found.hits.of(row)]
+            with_scores: list[JsonValue] = [{"document": document, "score": score} for document, score in pairs]
+            result.append(with_scores if body.return_scores else [document for document, _ in pairs])
+        return jobs.json_response({"result": result, "fingerprint": _fingerprint(service, found.index)})
 
-    return await jobs.respond_with(request, answer)
+    return await jobs.respond_in_thread(request, answer)
 
 
-def _fingerprint(service: SearchService, name: str) -> str:
+def _fingerprint(service: state.SearchService, name: str) -> str:
     """The hash of what decides the passages of an index: its content, its vectors, and how the operator searches it."""
     index = service.indexes.index(name)
     decisive = f"{index.fingerprint} {to_json(index.vectors)} {service.settings.retrieval}"
     return hashlib.sha256(decisive.encode()).hexdigest()
 
 
-def _retrieved(found: FoundPassages, row: int, documents: dict[int, JsonValue], body: RetrieveRequest) -> JsonValue:
+def _retrieved(
+    found: state.FoundPassages, row: int, documents: dict[int, JsonValue], body: RetrieveRequest
+) -> JsonValue:
     """The passages of a query, which are among `documents`."""
     hits = found.hits.of(row)
     if not body.return_scores:
@@ -116,31 +124,29 @@ async def passage(
     text: Annotated[str, Query(description="The hash of the text of its passage.")],
 ) -> Response:
     """A passage of a document by the hash of its text; a page for browsers, else JSON."""
-    found = list[Passage]()
 
-    def answer() -> JsonValue:
+    def answer() -> Response:
         if index in service.indexes.names:
             opened = service.indexes.index(index)
-            for number in np.flatnonzero(opened.columns.matching("id", "in", [document])).tolist():
-                found[:] = [opened.passages[number]]
-                if text_key(found[0]) == text:
-                    entry_of(request).found(index, found)
-                    return answers.passage_json(found[0])
+            for row in np.flatnonzero(opened.columns.matching("id", "in", [document])).tolist():
+                if text_sources.text_key(found := opened.passages[row]) == text:
+                    audit.entry_of(request).found(index, [found])
+                    if "text/html" in request.headers.get("accept", ""):
+                        return _page(found, str(request.url))
+                    return jobs.json_response(answers.passage_json(found))
         raise errors.RequestError(
             f"there is no such passage of a document {document!r} in an index {index!r} here; its text may have "
             "changed.",
             status=404,
         )
 
-    response = await jobs.respond_with(request, answer)
-    is_page = response.status_code == 200 and "text/html" in request.headers.get("accept", "")
-    return _page(found[0], str(request.url)) if is_page else response
+    return await jobs.respond_in_thread(request, answer)
 
 
 def _page(passage: Passage, address: str) -> HTMLResponse:
     """A passage as a page, which loads and runs nothing."""
     form = files("ralm.serving").joinpath("passage.html").read_text(encoding="utf-8")
-    shown = [name_of(passage), passage.place, passage.text, web_address(passage) or address]
+    shown = [text_sources.name_of(passage), passage.place, passage.text, text_sources.web_address(passage) or address]
     title, place, text, url = map(html.escape, shown)
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
     headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
@@ -176,16 +182,15 @@ def _check_queries(queries: list[str], k: int, limit: int) -> None:
 
 
 def search(
-    request: Request,
-    service: SearchService,
+    entry: audit.AuditEntry,
+    service: state.SearchService,
     queries: list[str],
     k: int,
     choice: dict[str, Any],
     param: str = "k",
     wanted: Filter | None = None,
-) -> FoundPassages:
+) -> state.FoundPassages:
     """As `SearchService.found`; passages are noted for the audit log."""
-    entry = entry_of(request)
     entry.prompts = [*queries]
     found = service.found(queries, k, choice, param, wanted)
     if service.audit is not None:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from base64 import b64encode
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -19,30 +19,20 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ralm.options import without_none
 from ralm.retrieval.summary import corpus_title
 from ralm.runs.report import render_page
-from ralm.serving import errors, jobs, middleware, options, requests, search
+from ralm.serving import errors, jobs, middleware, options, search
 from ralm.serving.local import LocalService
 from ralm.serving.state import ModelService, SearchService
 from ralm.settings import CATALOGUES
 from ralm.version import __version__
 
-_FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
-    "/v1/completions": {"ralm": requests.Chosen, "": requests.CompletionRequest},
-    "/v1/chat/completions": {"ralm": requests.ChatChosen, "messages": requests.MessageBody, "": requests.ChatRequest},
-    "/retrieve": {"": search.RetrieveRequest},
-}
-"""The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _ROUTER: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
 _MODEL_ROUTER: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
 _Modelled: TypeAlias = Annotated[ModelService, Depends(jobs.service_of)]
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
+async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    faults = error.errors()
-    fields = _FIELDS.get(request.scope["route"].path, {})
-    part = next((name for name in fields if name in faults[0]["loc"]), "")
-    known = [*fields[part].model_fields] if part in fields else []
-    return errors.error_response(errors.validation_error(faults[0], known))
+    return errors.error_response(errors.validation_error(error.errors()[0]))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -181,9 +171,7 @@ def make_app(service: SearchService) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        workers = app.state.workers = jobs.Workers(
-            limits.requests_at_once, limits.requests_waiting, limits.seconds, metrics
-        )
+        workers = app.state.workers = jobs.Workers(limits, metrics)
         upstream = app.state.upstream = None if service.open_upstream is None else service.open_upstream()
         async with AsyncExitStack() as routes_in_use:
             if service.indexes.names and find_spec("mcp"):
@@ -206,6 +194,7 @@ def make_app(service: SearchService) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(errors.RequestError, _on_error)
     app.add_exception_handler(Exception, _on_error)
-    app.add_middleware(middleware.Guard, key=service.key, body_bytes=limits.body_bytes)
-    app.add_middleware(middleware.AccessLog, metrics=metrics, audit=service.audit)
+    app.add_middleware(
+        middleware.Gate, key=service.key, body_bytes=limits.body_bytes, metrics=metrics, audit=service.audit
+    )
     return app

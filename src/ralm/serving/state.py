@@ -14,7 +14,7 @@ from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, Passage, Passages
 from ralm.retrieval.filters import Filter
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.serving import errors, indexes, middleware
+from ralm.serving import errors, indexes, middleware, requests
 from ralm.serving.audit import AuditLog
 from ralm.serving.options import PLAIN, ServeOptions, Settings, check_documents, with_choices
 
@@ -32,31 +32,34 @@ class FoundPassages:
         return [(self.passages[number], score) for number, score in self.hits.of(query)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Served:
+    """What is served and to whom: indexes in `folders` by name, the first by default, searched and read as `settings`
+    say, for clients with the `key`, if there is one; `audit` gets a line for each request."""
+
+    options: ServeOptions
+    settings: Settings
+    folders: Mapping[str, Path]
+    key: str | None
+    audit: AuditLog | None
+
+
 class SearchService:
-    """Indexes in `folders` by name, the first by default, searched as `settings` say for clients with the `key`, if
-    there is one; `audit` gets a line for each request. `routers` have the routes besides those of every server, and
-    `open_upstream` connects to the server that requests are passed on to, if there is one."""
+    """Indexes that requests search. `routers` have the routes besides those of every server, and `open_upstream`
+    connects to the server that requests are passed on to, if there is one."""
 
     routers: Sequence[APIRouter] = ()
     open_upstream: Callable[[], Any] | None = None
 
-    def __init__(
-        self,
-        options: ServeOptions | None = None,
-        settings: Settings | None = None,
-        folders: Mapping[str, Path] | None = None,
-        *,
-        key: str | None = None,
-        audit: AuditLog | None = None,
-    ) -> None:
-        self.options = options or ServeOptions()
-        self.key = key
-        self.audit = audit
+    def __init__(self, served: Served) -> None:
+        self.options = served.options
+        self.key = served.key
+        self.audit = served.audit
         self.metrics = middleware.Metrics()
-        self.indexes = indexes.Indexes(folders or {}, self.metrics)
+        self.indexes = indexes.Indexes(served.folders, self.metrics)
         if PLAIN in self.indexes.names:
             raise UsageError(f"no index can be called {PLAIN}, which is the model without passages: give NAME=DIR.")
-        self.settings = replace(settings or Settings(), index=next(iter(self.indexes.names), None))
+        self.settings = replace(served.settings, index=next(iter(self.indexes.names), None))
 
     def warm_up(self) -> None:
         """Search once, if there is an index, so that the first request does not wait for opening and compiling."""
@@ -128,17 +131,8 @@ class ModelService(SearchService, ABC):
 
     may_choose: Sequence[str]
 
-    def __init__(
-        self,
-        name: str,
-        options: ServeOptions | None = None,
-        settings: Settings | None = None,
-        folders: Mapping[str, Path] | None = None,
-        *,
-        key: str | None = None,
-        audit: AuditLog | None = None,
-    ) -> None:
-        super().__init__(options, settings, folders, key=key, audit=audit)
+    def __init__(self, name: str, served: Served) -> None:
+        super().__init__(served)
         self.created = int(time.time())
         self.name = self.options.name or name
         self.models: dict[str, str | None] = {self.name: self.settings.index}
@@ -159,16 +153,21 @@ class ModelService(SearchService, ABC):
             message = f"the model {name!r} is not served; the models are: {', '.join(self.models)}."
             raise errors.RequestError(message, param="model", code="model_not_found", status=404)
 
-    def chosen(self, model: str, choice: Mapping[str, Any]) -> dict[str, Any]:
+    def chosen(self, request: requests.ChoosingRequest) -> dict[str, Any]:
         """Return the choices of a request by the name of the model and in its field `ralm`, which must not contradict
         it."""
-        self.check_model(model)
-        if model == self.name:
-            return {**choice}
-        index = self.models[model]
+        self.check_model(request.model)
+        choice = request.chosen
+        errors.check_bytes([choice.get("query", "")], self.options.limits.text_bytes, "ralm.query")
+        if not choice.get("query", "a").strip():
+            message = "`ralm.query` is empty: leave it out, or give at least one word."
+            raise errors.RequestError(message, param="ralm.query")
+        if request.model == self.name:
+            return choice
+        index = self.models[request.model]
         if choice.get("index", index) != index:
             raise errors.RequestError(
-                f"the model {model} reads {'no index' if index is None else f'the index {index!r}'}: leave out "
+                f"the model {request.model} reads {'no index' if index is None else f'the index {index!r}'}: leave out "
                 f"`ralm.index`, or use {self.name}.",
                 param="ralm.index",
             )

@@ -1,9 +1,8 @@
 """The sources of an answer in its text and annotations; of an answer that another server wrote, by its text alone."""
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -23,49 +22,39 @@ _WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
 
 @dataclass(slots=True, eq=False)
 class TextSources:
-    """Adds sources to the choices of an answer to the texts `asked`, each with its passages and `times` choices; with
-    `as_text` also behind their texts. Looking for quotes in a long text takes a while."""
+    """Adds sources to the choices of an answer to the texts `asked`, each with its passages and `times` choices, whose
+    texts are in `answers`; with `as_text` also behind them. Looking for quotes in a long text takes a while."""
 
     asked: Sequence[tuple[Sequence[Passage], str]]
     fields: Callable[[], Mapping[str, Any]]
     address: Callable[[Passage], str]
     prompt: QuestionPrompt | None
-    times: int = 1
-    as_text: bool = False
-    written: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list), init=False)
+    answers: Mapping[int, Sequence[str]]
+    times: int
+    as_text: bool
 
-    def whole(self, value: _Value) -> _Value:
-        """Return an answer with its sources."""
-        return self._with_sources(value, "message")
-
-    def note(self, event: _Value) -> bool:
-        """Note the texts of an event of a stream; return whether it ends a choice, and so gets sources."""
-        for number, text in choice_texts(event):
-            self.written[number].append(text)
+    def ends(self, event: _Value) -> bool:
+        """Whether an event of a stream ends a choice, and so gets sources."""
         return any(choice.get("finish_reason") for choice in choices_of(event))
 
-    def event(self, value: _Value) -> _Value:
-        """Return an event of a stream with the sources of the choices that it ends."""
-        return self._with_sources(value, "delta")
-
-    def _with_sources(self, value: _Value, part: str) -> _Value:
+    def added(self, value: _Value, *, whole: bool) -> _Value:
+        """Return a whole answer, or an event of a stream, with the sources of the choices that it ends."""
+        part = "message" if whole else "delta"
         listed, choices = list[JsonValue](), list[JsonValue]()
         for choice in choices_of(value):
-            number, message = _index(choice), choice.get(part)
-            if part == "delta" and not choice.get("finish_reason"):
-                choices.append(choice)
-                continue
-            whole = message.get("content") if isinstance(message, dict) else choice.get("text")
-            text = "".join(self.written[number]) if part == "delta" else whole
-            sources = self._sources(number, text) if isinstance(text, str) and text else []
-            listed.append({"index": number, "sources": [one.as_json() for one in sources]})
-            choices.append({**choice, part: self._annotated(message, sources)} if isinstance(message, dict) else choice)
+            if whole or choice.get("finish_reason"):
+                number = _index(choice)
+                sources = self._sources(number, "".join(self.answers.get(number, ())))
+                listed.append({"index": number, "sources": [source.as_json() for source in sources]})
+                if isinstance(choice.get(part), dict):
+                    choice = {**choice, part: self._annotated(choice[part], sources)}
+            choices.append(choice)
         fields, self.fields = self.fields(), dict  # in a stream, the first event that ends a choice has them
         return {**fields, "ralm": {**fields.get("ralm", {}), "choices": listed}, **value, "choices": choices}
 
     def _sources(self, number: int, text: str) -> list[AnswerSource]:
         """The sources of a choice."""
-        if not self.asked:
+        if not (self.asked and text):
             return []
         passages, own = self.asked[min(number // max(1, self.times), len(self.asked) - 1)]
         if self.prompt is not None:
@@ -87,17 +76,15 @@ class TextSources:
 class ResponseSources(TextSources):
     """The same for responses: sources are annotations of the parts of text in messages."""
 
-    def note(self, event: _Value) -> bool:
-        """Return whether an event ends a stream: that one has the whole response."""
+    def ends(self, event: _Value) -> bool:
+        """Whether an event ends a stream: that one has the whole response."""
         return event.get("type") in _RESPONSE_ENDS and isinstance(event.get("response"), dict)
 
-    def event(self, value: _Value) -> _Value:
-        """Return the event that ends a stream with the sources of the response."""
-        response: Any = value["response"]
-        return {**value, "response": self.whole(response)}
-
-    def whole(self, value: _Value) -> _Value:
-        """Return a response with its sources."""
+    def added(self, value: _Value, *, whole: bool) -> _Value:
+        """Return a response, or the event that ends its stream, with its sources."""
+        if not whole:
+            response: Any = value["response"]
+            return {**value, "response": self.added(response, whole=True)}
         listed, output = list[JsonValue](), list[JsonValue]()
         items: Any = value.get("output")
         for item in items if isinstance(items, list) else ():
