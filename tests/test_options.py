@@ -22,7 +22,8 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import Contrast, PosteriorWeights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
-from ralm.recipes.recipe import STAND_IN_SCALE
+from ralm.recipes.catalogue import recipe_named
+from ralm.recipes.folder import RecipeFolder
 from ralm.records import Hits
 from ralm.reranking import PredictiveOptions, ZeroShotOptions
 from ralm.reranking.lexical import Lexical
@@ -213,5 +214,7 @@ def test_messages_name_arguments_and_the_command_line_shows_flags(said: str, sho
 
 
 def test_help_says_how_much_of_a_text_a_stand_in_reads() -> None:
-    said = "".join(ralm("recipe", "--help").out.split())
-    assert f"(thewholetext;{STAND_IN_SCALE.limit_tokens:,}with--stand-in)" in said
+    said = "".join(ralm("recipe", "run", "--help").out.split())
+    assert "(thewholetext;2,000with--stand-in)" in said
+    steps = recipe_named("in-context-ralm/table-2", RecipeFolder(stand_in=True)).steps
+    assert all("2000" in step.words for step in steps if step.words[1] in ("retrieve", "eval"))

@@ -102,7 +102,7 @@ COMMANDS: Final = {
     "search synced": "search synced sheep --json",
     "update": "sync index more.jsonl --remove-id sea",
     "search updated": "search index sheep --json",
-    "recipe": "recipe in-context-ralm/figure-8 --stand-in --out recipes --json",
+    "recipe": "recipe run in-context-ralm/figure-8 --stand-in --out recipes --json",
     "demo": "demo --limit-tokens 400 --json",
 }
 FILES: Final = {"retrieve": "retrieved.json"}

@@ -140,7 +140,7 @@ def test_a_signal_at_any_import_ends_the_program_without_a_traceback(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     for count in [1, *random.Random(number).sample(range(2, 500), moments - 1)]:
         (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.format(number=int(number), count=count))
-        process = begun("recipe")
+        process = begun("recipe", "list")
         _, err = process.communicate(timeout=60)
         assert process.returncode in (-number, 128 + number), (count, err)
         assert err == "", count
@@ -169,7 +169,7 @@ sys.settrace(trace)
 def test_a_signal_at_any_line_of_the_program_ends_it_without_a_traceback(number: signal.Signals) -> None:
     found, line = dict[int, tuple[int, str]](), 0
     while True:
-        process = started("ralm", "recipe", before=AT_LINE.format(number=int(number), line=line))
+        process = started("ralm", "recipe", "list", before=AT_LINE.format(number=int(number), line=line))
         _, err = process.communicate(timeout=60)
         assert process.returncode is not None
         if process.returncode == 0:

@@ -80,7 +80,7 @@ def same_scores(several: Sequence[Any], others: Sequence[Any]) -> None:
 def test_a_recipe(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells are those of one machine, and are read off runs on the cluster."""
     monkeypatch.setattr(inputs, "standard_library_documentation", of_packages)
-    run = ["recipe", "analysis/contamination", "--stand-in", "--limit-tokens", 420, "--json"]
+    run = ["recipe", "run", "analysis/contamination", "--stand-in", "--limit-tokens", 420, "--json"]
     plain = json.loads(answered(*run, "--out", tmp_path / "plain"))
     made = shutil.ignore_patterns("steps", "tables")
     shutil.copytree(tmp_path / "plain", tmp_path / "spread", ignore=made)  # with the stand-ins, which take seconds

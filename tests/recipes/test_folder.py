@@ -1,160 +1,132 @@
-"""A step is found again by everything that decides it."""
+"""A step is found again by everything that decides it, and its command has what the user gave."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions
+from ralm.recipes import folder as folders
 from ralm.recipes.catalogue import recipe_named
-from ralm.recipes.folder import MARK, RecipeFolder
-from ralm.recipes.runner import script
-from ralm.recipes.steps import RESOURCES, Step, Word
+from ralm.recipes.folder import RecipeFolder
+from ralm.recipes.recipe import RESOURCES, Step
 from tests.cli.program import failed, ralm
 
-TEXT, CORPUS, GPT2, CONTRIEVER = (
-    RESOURCES[name] for name in ("wikitext-103-test", "wikitext-103-train", "gpt2", "contriever")
-)
-STEP = Step("eval", (TEXT, "--lm", GPT2))
-INDEX = Step("index", (CORPUS,))
-WITH_TITLES = Step("index", (CORPUS, "--forbidden-titles", RESOURCES["wikitext-103-titles"]))
-RETRIEVAL = Step("retrieve", (TEXT, "--lm", GPT2, "--index", INDEX, "-k", "2"))
-Named = Callable[..., str]
+TEXT, CORPUS, TITLES = "wikitext-103-test", "wikipedia-2018", "wikitext-103-titles"
+EVAL, INDEX = f"eval @{TEXT} --lm @gpt2", f"index @{CORPUS}"
+Made = Callable[..., Step]
+
+
+def step_of(text: str, place: RecipeFolder) -> Step:
+    """The step of a command that names resources."""
+    return place.step(text, {f"@{one}": RESOURCES[one] for one in RESOURCES if f"@{one}" in text.split()})
 
 
 @pytest.fixture
-def name(tmp_path: Path) -> Named:
-    """The name of a step's result, with replacements, and options of the model."""
+def made(tmp_path: Path) -> Made:
+    """A step, with what is given for resources, and options of the model."""
 
-    def named(step: Step, given: dict[str, str] | None = None, **model: Any) -> str:
-        return RecipeFolder(tmp_path / "out", given or {}, model=ModelOptions(**model)).path_of(step).name
+    def make(text: str, given: dict[str, str] | None = None, **model: Any) -> Step:
+        return step_of(text, RecipeFolder(tmp_path / "out", given or {}, model=ModelOptions(**model)))
 
-    return named
+    return make
 
 
-def test_what_decides_a_step_is_in_its_name(name: Named, tmp_path: Path) -> None:
+def test_what_decides_a_step_is_in_its_name(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "text.txt"
     file.write_text("one")
-    given = {TEXT.name: str(file)}
-    names = [name(STEP), name(STEP, given)]
+    given = {TEXT: str(file)}
+    steps = [made(EVAL), made(EVAL, given)]
     file.write_text("two")
-    names.append(name(STEP, given))
-    names.append(name(Step("eval", (TEXT, "--lm", RESOURCES["gpt2-xl"]))))
-    names.append(name(Step("eval", (*STEP.words, "--stride", "8"))))
-    names.append(name(STEP, dtype="bfloat16"))
-    assert len(set(names)) == len(names)
-    assert name(STEP, given) == names[2], "the same file has the same name"
-    assert name(STEP, ray="auto", device="cpu") == names[0]
+    steps.append(made(EVAL, given))
+    steps.append(made(f"eval @{TEXT} --lm @gpt2-xl"))
+    steps.append(made(f"{EVAL} --stride 8"))
+    steps.append(made(EVAL, dtype="bfloat16"))
+    assert len({*steps}) == len(steps)
+    assert made(EVAL, given) == steps[2], "the same file has the same name"
+    assert made(EVAL, ray="auto", device="cpu") == steps[0]
+    monkeypatch.setattr(folders, "__version__", "0.0.1")
+    assert made(EVAL) != steps[0], "results of another version are not taken"
 
 
 @pytest.mark.parametrize(
-    ("resource", "file", "step", "prefix"),
+    ("resource", "file", "text", "prefix"),
     [
         (CORPUS, "corpus.jsonl", INDEX, "file://"),
-        (CORPUS, "corpus.jsonl", RETRIEVAL, ""),
-        (GPT2, "model/config.json", STEP, ""),
-        (TEXT, "text.txt", WITH_TITLES, ""),
+        ("gpt2", "model/config.json", EVAL, ""),
+        (TEXT, "text.txt", f"{INDEX} --forbidden-titles @{TITLES}", ""),
     ],
-    ids=["behind-a-url", "of-an-earlier-step", "in-a-model", "that-titles-are-taken-from"],
+    ids=["behind-a-url", "in-a-model", "that-titles-are-taken-from"],
 )
 def test_the_content_of_a_file_decides(
-    name: Named, tmp_path: Path, resource: Any, file: str, step: Step, prefix: str
+    made: Made, tmp_path: Path, resource: str, file: str, text: str, prefix: str
 ) -> None:
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     path.write_text('{"text": "one"}')
-    given = {resource.name: prefix + str(path.parent if resource.kind == "model" else path)}
-    first = name(step, given)
-    assert first == name(step, given)
-    assert first != name(step)
+    given = {resource: prefix + str(path.parent if resource == "gpt2" else path)}
+    first = made(text, given)
+    assert first == made(text, given)
+    assert first != made(text)
     path.write_text('{"text": "two"}')
-    assert name(step, given) != first
+    assert made(text, given) != first
 
 
-def test_the_command_line_of_a_step(tmp_path: Path) -> None:
-    model = ModelOptions(dtype="bfloat16", device="cuda", ray="auto")
-    place = RecipeFolder(tmp_path / "out", {"gpt2": "mine"}, model=model)
-    line = place.command_line(STEP)
-    assert line[0] == "eval"
-    assert line[2:] == [
-        *["--lm", "mine", "--lm-args", "dtype=bfloat16,device=cuda,ray=auto"],
-        *["--out", str(place.path_of(STEP))],
-    ]
-    retrieval = place.command_line(RETRIEVAL)
-    assert "--lm-args" not in retrieval
-    assert retrieval[-1].endswith(".json")
+def test_a_step_is_named_after_the_steps_that_it_reads(tmp_path: Path) -> None:
+    """In its command, their results stand in quotes if they are values of keys; of vectors, the name alone."""
+    place = RecipeFolder(tmp_path / "one,two")
+    indexes = [step_of(text, place) for text in (INDEX, f"{INDEX} --analyser lucene")]
+    first, second = (
+        place.step("retrieve --index $one --retriever dense:vectors=%one,k=$one", {"$one": one, "%one": one})
+        for one in indexes
+    )
+    assert first != second
+    path = str(indexes[0].path)
+    assert first.words[1:6] == (
+        "retrieve",
+        "--index",
+        path,
+        "--retriever",
+        f'dense:vectors={indexes[0].path.name},k="{path}"',
+    )
+    assert first.words[-1].endswith(".json")
+    assert {*first.needs} == {indexes[0]}
 
 
-def test_results_of_another_version_are_not_mixed(tmp_path: Path) -> None:
-    place = RecipeFolder(tmp_path / "out")
-    (tmp_path / "out" / f".{MARK}.new").mkdir(parents=True)  # what a kill left is in no way
-    place.begin()
-    mark = json.loads((tmp_path / "out" / MARK).read_text())
-    with pytest.raises(UsageError, match="holds results without stand-ins of ralm"):
-        RecipeFolder(tmp_path / "out", stand_in=True).check()
-    (tmp_path / "out" / MARK).write_text(json.dumps({**mark, "ralm": "0.0.1"}))
-    with pytest.raises(UsageError, match=r"holds results without stand-ins of ralm 0\.0\.1"):
-        place.check()
-    (tmp_path / "out" / MARK).write_text("{")
-    with pytest.raises(DamagedFolderError, match="recipes.json cannot be read"):
-        place.check()
-    with pytest.raises(UsageError, match="is not a folder of recipes, and is not empty"):
-        RecipeFolder(tmp_path).check()
-
-
-def test_options_go_to_the_commands_that_take_them(name: Named, tmp_path: Path) -> None:
-    def told(step: Step, given: dict[str, str], **how: Any) -> list[str]:
-        return RecipeFolder(tmp_path / "out", given, model=ModelOptions(**how)).command_line(step)
-
-    def dense(*words: Word) -> Step:
-        return Step("index", (CORPUS, "--retriever", "dense", "--encoder", CONTRIEVER, *words))
-
-    assert "--encoder-args" not in told(dense(), {}, device="map")
-    assert told(dense(), {}, device="cuda:1")[-4:-2] == ["--encoder-args", "device=cuda:1"]
-    normal = dense("--encoder-args", "normalize=true")
-    assert told(normal, {}, device="cpu")[-4:-2] == ["--encoder-args", "normalize=true,device=cpu"]
-    [retriever] = {step for step in recipe_named("replug/table-1").steps if step.command == "train retriever"}
-    training = told(retriever, {}, dtype="bfloat16", device="all", ray="auto")
-    assert training[-6:-2] == ["--lm-args", "dtype=bfloat16", "--ray", "auto"]
-    assert "--device" not in training
+def test_options_go_to_the_commands_that_take_them(made: Made) -> None:
+    assert made(EVAL, {"gpt2": "mine"}, dtype="bfloat16", device="cuda", ray="auto").words[3:7] == (
+        *("--lm", "mine", "--lm-args", "dtype=bfloat16,device=cuda,ray=auto"),
+    )
+    for text in (f"index @{CORPUS} --tokens 128 --lm @gpt2", f"retrieve @{TEXT} --lm @gpt2"):
+        assert "--lm-args" not in made(text, dtype="bfloat16").words
+    training = made(f"train retriever @{CORPUS} --lm @gpt2", dtype="bfloat16", device="all", ray="auto").words
+    assert training[training.index("--lm-args") + 1] == "dtype=bfloat16", "it runs where the training does"
     api = {"gpt2": "http://localhost:1/v1#gpt2"}
-    asked = told(STEP, api, dtype="bfloat16", device="cuda", api=ApiOptions(top_logprobs=5))
-    assert asked[-4:-2] == ["--lm-args", "top_logprobs=5"]
-    assert "--lm-args" not in told(STEP, {}, api=ApiOptions(top_logprobs=5))
-    first = name(STEP, api)
+    assert made(EVAL, api, dtype="bfloat16", api=ApiOptions(top_logprobs=5)).words[5:7] == (
+        "--lm-args",
+        "top_logprobs=5",
+    )
+    assert "--lm-args" not in made(EVAL, api=ApiOptions(top_logprobs=5)).words
+    first = made(EVAL, api)
     for options in (ApiOptions(top_logprobs=5), ApiOptions(tokenizer="gpt2"), ApiOptions(context_length=99)):
-        assert name(STEP, api, api=options) != first
-    paying = ApiOptions(requests_at_once=4, max_requests=2000, timeout=60, retries=9)
-    assert name(STEP, api, api=paying) == first, "a step that was paid for is found"
-    assert "requests_at_once=4,timeout=60,retries=9,max_requests=2000" in told(STEP, api, api=paying)
+        assert made(EVAL, api, api=options) != first
+    paid = made(EVAL, api, api=ApiOptions(requests_at_once=4, max_requests=2000, timeout=60, retries=9))
+    assert paid == first, "a step that was paid for is found"
+    assert "requests_at_once=4,timeout=60,retries=9,max_requests=2000" in paid.words
 
 
-@pytest.mark.campaign
-def test_a_part_and_a_changed_run_say_so(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("one two three four five six. " * 40)
-    run = ["recipe", "in-context-ralm/table-2", "--out", tmp_path / "out", "--only", "LLaMA-7B"]
-    run += ["--use", f"wikitext-103-test={text}", "--use", f"wikitext-103-dev={text}", "--use", "llama-7b=ralm-tiny"]
-    (tmp_path / "titles.txt").write_text("none of these")
-    run += ["--use", f"wikitext-103-titles={tmp_path / 'titles.txt'}"]
-    (tmp_path / "corpus.jsonl").write_text('{"text": "five six one two"}\n')
-    run += ["--use", f"wikipedia-2018={tmp_path / 'corpus.jsonl'}"]
-    whole = ralm(*run)
-    assert whole.status == 0, whole.err
-    assert "CHANGED: wikitext-103-test is" in whole.out
-    folder = tmp_path / "out" / "tables" / "in-context-ralm-table-2-only-llama-7b"
-    rows = json.loads((folder / "table.json").read_text())["cells"]
-    assert all(row["difference"] == pytest.approx(row["value"] - row["published"]) for row in rows)
-    part = ralm(*run, "--limit-tokens", 90)
-    assert part.status == 0, part.err
-    assert "texts have 90 tokens" in part.out
-    assert all(row["difference"] is None for row in json.loads((folder / "table.json").read_text())["cells"])
-    commands = (folder / "table.md").read_text()
-    assert "ralm index" in commands, "where the passages come from is told, too"
+def test_files_are_written_before_what_reads_them(tmp_path: Path) -> None:
+    [index] = {step for step in recipe_named("in-context-ralm/table-2").steps if step.words[1] == "index"}
+    [titles] = index.needs
+    assert titles.words[:4] == ("python", "-m", "ralm.recipes.inputs", TITLES)
+    assert titles.words[5:] == tuple(str(text.path) for text in titles.needs)
+    assert [text.words[3] for text in titles.needs] == [TEXT, "wikitext-103-dev"]
+    mine = RecipeFolder(Path("OUT"), {TEXT: "mine.txt"})
+    [index] = {step for step in recipe_named("in-context-ralm/table-2", mine).steps if step.words[1] == "index"}
+    assert [text.words[3] for text in index.needs[0].needs] == ["wikitext-103-dev"]
+    assert "mine.txt" in index.needs[0].words
 
 
 @pytest.mark.parametrize(
@@ -167,45 +139,16 @@ def test_a_part_and_a_changed_run_say_so(tmp_path: Path) -> None:
         ("in-context-ralm/table-1", ["--use", "gpt2"], 2, "--use takes NAME=VALUE"),
         ("in-context-ralm/table-1", ["--only", "GPT-2 XXL"], 2, "that can be run; did you mean GPT-2 XL"),
         ("in-context-ralm/table-2", ["--use", "wikitext-103-test=no.txt"], 1, "the hub: wikitext-103-test (no.txt)"),
-        ("replug/table-3", ["--use", "natural-questions=no.jsonl"], 1, "natural-questions (no.jsonl)"),
-        ("in-context-ralm/table-2", ["--use", "llama-7b=./no"], 1, "llama-7b (./no)"),
+        ("in-context-ralm/table-2", ["--stand-in", "--use", "llama-7b=./no"], 1, "the hub: llama-7b (./no). Give"),
         ("in-context-ralm/tabel-1", [], 2, "did you mean in-context-ralm/table-1"),
         (
             "in-context-ralm/figure-6",
             [],
             1,
-            "wikitext-103-dev (hf:Salesforce/wikitext:wikitext-103-v1:validation), gpt2 (gpt2), wikipedia-2018 (",
+            "hub: wikitext-103-dev (hf:Salesforce/wikitext:wikitext-103-v1:validation), gpt2 (gpt2), wikitext-103-t",
         ),
     ],
 )
 def test_what_cannot_run(tmp_path: Path, recipe: str, options: list[str], status: int, said: str) -> None:
-    failed(ralm("recipe", recipe, *options, "--out", tmp_path / "out"), status, said)
-
-
-def test_models_are_named_as_used(tmp_path: Path) -> None:
-    recipe = recipe_named("in-context-ralm/table-2")
-    own = RecipeFolder(tmp_path / "out", {"llama-7b": "models/mine"}).as_run(recipe)
-    assert {cell.model for cell in own.cells} == {"mine for LLaMA-7B", "LLaMA-13B", "LLaMA-33B"}
-    assert len(own.cells) == len(recipe.cells)
-    assert [order.text for order in own.orders] == [order.text for order in recipe.orders]
-
-
-def test_a_dry_run_prints_a_script_of_the_steps_and_writes_nothing(tmp_path: Path) -> None:
-    run = ["recipe", "in-context-ralm/figure-6", "--out", tmp_path / "out", "--dry-run"]
-    answer = ralm(*run, "--json")
-    assert answer.status == 0, answer.err
-    steps = json.loads(answer.out)["steps"]
-    assert [step["command"].split()[1] for step in steps[:3]] == ["eval", "index", "retrieve"]
-    assert not any(step["done"] for step in steps)
-    assert all(step["command"] in ralm(*run).out.splitlines() for step in steps)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_script_writes_files_before_what_reads_them_and_leaves_out_what_is_done(tmp_path: Path) -> None:
-    place = RecipeFolder(tmp_path / "out")
-    place.path_of(RETRIEVAL).parent.mkdir(parents=True)
-    place.path_of(RETRIEVAL).touch()
-    lines = [*script([WITH_TITLES, STEP, RETRIEVAL], place)]
-    written = [line.split()[3] for line in lines if line.startswith("python -m ralm.recipes.inputs ")]
-    assert written == ["wikitext-103-train", "wikitext-103-test", "wikitext-103-dev", "wikitext-103-titles"]
-    assert [line.split()[1] for line in lines[len(written) :]] == ["index", "eval", "done:"]
+    failed(ralm("recipe", "run", recipe, *options, "--out", tmp_path / "out"), status, said)
+    assert not (tmp_path / "out").exists(), "nothing was begun"

@@ -8,9 +8,8 @@ import pytest
 from datasets import Dataset
 
 from ralm.errors import CorpusError
-from ralm.recipes.folder import RecipeFolder
-from ralm.recipes.inputs import plain_title, write_named, write_resource
-from ralm.recipes.steps import RESOURCES, Resource
+from ralm.recipes.inputs import plain_title, write_input, write_resource
+from ralm.recipes.recipe import RESOURCES, Resource
 
 ROWS = [
     "",
@@ -37,8 +36,8 @@ def test_the_text_of_wikitext_is_that_of_the_official_code(tmp_path: Path) -> No
 def test_articles_of_wikitext(tmp_path: Path) -> None:
     resource = replace(RESOURCES["wikitext-103-train"], source=saved(tmp_path / "set", {"text": [*ROWS]}))
     write_resource(resource, tmp_path / "articles.jsonl")
-    found = [json.loads(line) for line in (tmp_path / "articles.jsonl").read_text().splitlines()]
-    assert found == [
+    articles = [json.loads(line) for line in (tmp_path / "articles.jsonl").read_text().splitlines()]
+    assert articles == [
         {"title": "Ise @-@ class battleship", "text": " The ship sailed .\n = = History = = \n"},
         {"title": "Robert <unk>", "text": " He .\n"},
     ]
@@ -74,19 +73,9 @@ def test_titles_are_as_wikipedia_has_them(title: str, plain: str) -> None:
     assert plain_title(title) == plain
 
 
-def test_titles_are_those_of_both_texts(tmp_path: Path) -> None:
-    for name, row in (("test", " = One @-@ two = \n text\n = = Part = = \n"), ("dev", " = Three = \n")):
-        (tmp_path / name).write_text(row)
-    replaced = {f"wikitext-103-{name}": str(tmp_path / name) for name in ("test", "dev")}
-    place, titles = RecipeFolder(tmp_path / "out", replaced), RESOURCES["wikitext-103-titles"]
-    place.begin()
-    place.write_input(titles)
-    assert Path(place.source_of(titles)).read_text().splitlines() == ["One @-@ two", "One-two", "Three"]
-
-
-def test_a_script_writes_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "test").write_text(" = Three = \n")
-    arguments = ["inputs", "wikitext-103-titles", str(tmp_path / "new" / "titles.txt"), str(tmp_path / "test")]
-    monkeypatch.setattr("sys.argv", arguments)
-    write_named()
-    assert (tmp_path / "new" / "titles.txt").read_text() == "Three\n"
+def test_titles_are_those_of_all_texts(tmp_path: Path) -> None:
+    texts = [tmp_path / "test", tmp_path / "dev"]
+    texts[0].write_text(" = One @-@ two = \n text\n = = Part = = \n")
+    texts[1].write_text(" = Three = \n")
+    write_input("wikitext-103-titles", tmp_path / "new" / "titles.txt", texts)
+    assert (tmp_path / "new" / "titles.txt").read_text().splitlines() == ["One @-@ two", "One-two", "Three"]

@@ -9,31 +9,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError
+from ralm.evaluation.comparison import Column, UnitTable
 from ralm.evaluation.intervals import Units
 from ralm.recipes.measures import (
-    Measure,
     Sample,
-    answer_log_probs,
-    choice_accuracy,
     class_of,
-    exact_matches,
     gain_below_overlap,
     gain_by_frequency,
     gain_of_class,
-    perplexity,
+    measure_of_run,
+    perplexity_by_spaces,
     relative_gain,
     share_below_overlap,
     words_of_tokens,
 )
-from ralm.recipes.recipe import Order
+from ralm.recipes.recipe import Measure, Order
 from ralm.recipes.results import order_rows
 from ralm.retrieval.analysis import Analyser, analysis_by_name
 from ralm.retrieval.index import open_index
+from ralm.runs.units import write_units
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import FolderKind, new_folder
 from tests.cli.program import STORIES, TEXT, ralm
@@ -57,17 +55,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "text.txt").write_text(TEXT)
     save_tiny_model("gpt2", folder / "lm")
-    found = Folders(folder / "with", folder / "without", folder / "index")
+    made = Folders(folder / "with", folder / "without", folder / "index")
+    read = ["--index", made.corpus, "--baseline"]
     commands = [
-        ["index", folder / "corpus.jsonl", "--words", "25", "--out", found.corpus],
-        ["eval", folder / "text.txt", "--index", found.corpus, "--lm", folder / "lm", "--out", found.run],
-        ["eval", folder / "text.txt", "--lm", folder / "lm", "--out", found.without],
+        ["index", folder / "corpus.jsonl", "--words", "25", "--out", made.corpus],
+        ["eval", folder / "text.txt", *read, "--lm", folder / "lm", "--out", made.run],
+        ["eval", folder / "text.txt", "--lm", folder / "lm", "--out", made.without],
     ]
     for command in commands:
         short = ["--max-length", "64", "--document-tokens", "24"] if command[0] == "eval" else []
         answer = ralm(*command, *short)
         assert answer.status == 0, answer.err
-    return found
+    return made
 
 
 def tokens(folder: Path) -> list[dict[str, Any]]:
@@ -80,37 +79,36 @@ def gains(folders: Folders) -> list[float]:
     return [float(one["log_prob"]) - float(other["log_prob"]) for one, other in pairs]
 
 
-@pytest.mark.parametrize(
-    ("per", "name"), [("token", "token_perplexity"), ("word", "word_perplexity"), ("byte", "bits_per_byte")]
-)
-def test_perplexities_are_those_of_the_run(folders: Folders, per: Any, name: str) -> None:
-    sample = perplexity(folders.run, per)
+def test_perplexities_are_those_of_the_run(folders: Folders) -> None:
     summary = json.loads((folders.run / "summary.json").read_text())
-    assert sample.estimate.value == pytest.approx(summary[name], rel=1e-5)
+    for name in ("token_perplexity", "word_perplexity", "bits_per_byte"):
+        assert measure_of_run(folders.run, name).estimate.value == pytest.approx(summary[name], rel=1e-5)
+    by_spaces = summary["token_perplexity"] ** (summary["tokens"] / TEXT.count(" "))
+    assert perplexity_by_spaces(folders.run).estimate.value == pytest.approx(by_spaces, rel=1e-4)
 
 
 def test_a_relative_gain_is_that_of_the_bits(folders: Folders) -> None:
     gain = relative_gain(folders.run, folders.without)
-    bits = [perplexity(path, "byte").estimate.value for path in (folders.run, folders.without)]
+    bits = [measure_of_run(path, "bits_per_byte").estimate.value for path in (folders.run, folders.without)]
     assert gain.estimate.value == pytest.approx(100 * (1 - bits[0] / bits[1]), rel=1e-6)
 
 
-def judged(name: str, *pairs: tuple[Sample, Sample]) -> list[dict[str, Any]]:
+def judged(*pairs: tuple[Sample, Sample]) -> list[dict[str, Any]]:
     """The rows of orders, each of a better and a worse sample."""
     orders: list[Order] = []
     samples: dict[Measure, Sample] = {}
     for place, pair in enumerate(pairs):
-        better, worse = (Measure(name, (), ("token", place, end)) for end in ("better", "worse"))
+        better, worse = (Measure("measure_of_run", (), (place, end)) for end in ("better", "worse"))
         samples |= dict(zip((better, worse), pair, strict=True))
         orders.append(Order(better, worse, ""))
     return order_rows(orders, samples)
 
 
 def test_an_order_is_judged_by_the_paired_change(folders: Folders) -> None:
-    read, plain = (perplexity(path, "token") for path in (folders.run, folders.without))
-    [order] = judged("perplexity", (read, plain))
+    read, plain = (measure_of_run(path, "token_perplexity") for path in (folders.run, folders.without))
+    [order] = judged((read, plain))
     assert order["change"] == pytest.approx(math.exp(-np.mean(gains(folders))) - 1, rel=1e-4)
-    [same] = judged("perplexity", (read, read))
+    [same] = judged((read, read))
     assert (same["change"], same["interval"], same["verdict"]) == (0, None, "no interval")
 
 
@@ -123,7 +121,7 @@ def test_verdicts_follow_the_paired_change() -> None:
     alternating = answered(*[0.0, 1.0] * 15), answered(*[1.0, 0.0] * 15)
     few = answered(*[1.0] * 9), answered(*[0.0, 1.0] * 4, 0.0)
     other = high, answered(*[0.0] * 29)
-    rows = judged("exact_matches", (high, low), (low, high), alternating, few, other)
+    rows = judged((high, low), (low, high), alternating, few, other)
     assert [row["verdict"] for row in rows] == ["seen", "the other way", "not clear", "no interval", "not comparable"]
     assert rows[0]["change"] == pytest.approx(100 * 29 / 30)
 
@@ -134,8 +132,8 @@ def test_many_orders_need_more_than_one() -> None:
     plain = answered(*[0.0] * 40)
     weak = Sample(units=Units.each(np.repeat([1.0, 0.0, -1.0], [8, 31, 1])), statistic="mean")
     noise = [(Sample(units=Units.each(random.normal(size=40)), statistic="mean"), plain) for _ in range(9)]
-    assert judged("exact_matches", (weak, plain))[0]["verdict"] == "seen"
-    assert judged("exact_matches", (weak, plain), *noise)[0]["verdict"] == "not clear"
+    assert judged((weak, plain))[0]["verdict"] == "seen"
+    assert judged((weak, plain), *noise)[0]["verdict"] == "not clear"
 
 
 @pytest.mark.parametrize(
@@ -166,8 +164,8 @@ def test_gains_by_class_are_those_of_a_loop(folders: Folders) -> None:
     kinds = [class_of(str(row["text"]), str(rows[i - 1]["text"]) if i else "") for i, row in enumerate(rows)]
     for kind in {*kinds}:
         own = [value for value, found in zip(gain, kinds, strict=True) if found == kind]
-        measured = gain_of_class(folders.run, folders.without, kind)
-        assert measured.estimate.value == pytest.approx(np.mean(own), abs=1e-6)
+        mean = gain_of_class(folders.run, kind)
+        assert mean.estimate.value == pytest.approx(np.mean(own), abs=1e-6)
 
 
 def test_gains_by_frequency_are_those_of_a_loop(folders: Folders) -> None:
@@ -187,9 +185,9 @@ def test_gains_by_frequency_are_those_of_a_loop(folders: Folders) -> None:
             if found is not None and least <= found < most
         ]
         filled += bool(own)
-        measured = gain_by_frequency(*folders, least, most)
+        mean = gain_by_frequency(folders.run, folders.corpus, least, most)
         expected = np.mean(own) if own else math.nan
-        assert measured.estimate.value == pytest.approx(expected, abs=1e-6, nan_ok=True)
+        assert mean.estimate.value == pytest.approx(expected, abs=1e-6, nan_ok=True)
     assert filled > 1
 
 
@@ -204,8 +202,8 @@ def test_the_contamination_curve_is_that_of_a_loop(folders: Folders) -> None:
     for most in (0.0, 0.3, 1.0):
         kept = [row["passage"] is None or overlap[row["passage"]] <= most for row in rows]
         left = [value if stays else 0.0 for value, stays in zip(gain, kept, strict=True)]
-        measured = gain_below_overlap(folders.run, folders.without, 100 * most)
-        assert measured.estimate.value == pytest.approx(100 * (1 - math.exp(-np.mean(left))), abs=1e-4)
+        gain_below = gain_below_overlap(folders.run, 100 * most)
+        assert gain_below.estimate.value == pytest.approx(100 * (1 - math.exp(-np.mean(left))), abs=1e-4)
         share = share_below_overlap(folders.run, 100 * most)
         assert share.estimate.value == pytest.approx(100 * np.mean(kept))
 
@@ -215,58 +213,41 @@ def runs(text: str) -> list[tuple[str, ...]]:
     return [tuple(words[begin : begin + 8]) for begin in range(len(words) - 8 + 1)]
 
 
-def finished(folder: Path, kind: str, files: dict[str, Any]) -> Path:
-    """A finished step: tables in Parquet, or a summary."""
-    with new_folder(folder, kind=FolderKind(kind), force=False) as written:
-        for name, content in files.items():
-            if name.endswith(".parquet"):
-                pq.write_table(pa.table(content), written / name)
-            else:
-                (written / name).write_text(json.dumps(content))
-        write_manifest(written, kind=FolderKind(kind), settings={}, counts={})
+def finished(folder: Path, **columns: tuple[list[float], list[int], Any]) -> Path:
+    """A finished run with these sums, counts and statistics of its measures."""
+    kept = {name: Column(Units(np.array(sums), np.array(counts)), how) for name, (sums, counts, how) in columns.items()}
+    with new_folder(folder, kind=FolderKind("answers"), force=False) as written:
+        write_units(written, UnitTable("questions", "", kept))
+        write_manifest(written, kind=FolderKind("answers"), settings={}, counts={})
     return folder
 
 
-def test_answers_and_choices(tmp_path: Path) -> None:
-    table = {
-        "exact_match": [True, False, None, True],
-        "gold_log_prob": [-1.0, -4.0, None, -3.0],
-        "gold_tokens": [1, 3, 0, 2],
-    }
-    answers = finished(tmp_path / "answers", "answers", {"answers.parquet": table})
-    assert exact_matches(answers).estimate.value == pytest.approx(200 / 3)
-    assert answer_log_probs(answers).estimate.value == pytest.approx(-8 / 6)
-    rows = {"right": [True, False, True], "subject": ["anatomy", "philosophy", "anatomy"]}
-    choices = finished(tmp_path / "choices", "choices", {"choices.parquet": rows})
-    assert choice_accuracy(choices).estimate.value == pytest.approx(200 / 3)
-    assert choice_accuracy(choices, "STEM").estimate.value == 100
-    assert choice_accuracy(choices, "humanities").estimate.value == 0
-    assert math.isnan(choice_accuracy(choices, "social sciences").estimate.value), "there are none"
-    sweep = finished(tmp_path / "sweep", "sweep", {"summary.json": {}})
-    finished(sweep / "documents-2", "answers", {"answers.parquet": {"exact_match": [True, False, True, True]}})
-    finished(sweep / "documents-0", "answers", {"answers.parquet": {"exact_match": [None, None]}})
-    assert exact_matches(sweep, 2).estimate.value == 75
-    assert math.isnan(exact_matches(sweep, 0).estimate.value), "no question could be judged"
+def test_measures_of_answers(tmp_path: Path) -> None:
+    """Shares are in percent; a sweep has a run for each number of documents; nothing is known of a missing measure."""
+    gold = ([-1.0, -4.0, 0.0], [1, 3, 0], "mean")
+    answers = finished(tmp_path / "answers", exact_match=([1, 0, 1], [1, 1, 1], "share"), gold_log_prob=gold)
+    assert measure_of_run(answers, "exact_match").estimate.value == pytest.approx(200 / 3)
+    assert measure_of_run(answers, "gold_log_prob").estimate.value == pytest.approx(-5 / 4)
+    assert math.isnan(measure_of_run(answers, "STEM").estimate.value)
+    finished(tmp_path / "sweep" / "documents-2", exact_match=([1, 0, 1, 1], [1, 1, 1, 1], "share"))
+    finished(tmp_path / "sweep" / "documents-0", exact_match=([0, 0], [0, 0], "share"))
+    assert measure_of_run(tmp_path / "sweep", "exact_match", 2).estimate.value == 75
+    assert math.isnan(measure_of_run(tmp_path / "sweep", "exact_match", 0).estimate.value), (
+        "no question could be judged"
+    )
 
 
-def test_steps_that_were_altered_give_no_figure(folders: Folders, tmp_path: Path) -> None:
-    table = {"exact_match": [False, False], "gold_log_prob": [-1.0, -4.0], "gold_tokens": [1, 3]}
-    answers = finished(tmp_path / "answers", "answers", {"answers.parquet": table})
-    pq.write_table(pa.table({**table, "exact_match": [True, True]}), answers / "answers.parquet")
-    rows = {"right": [True, False], "subject": ["anatomy", "anatomy"]}
-    choices = finished(tmp_path / "choices", "choices", {"choices.parquet": rows})
-    pq.write_table(pa.table({**rows, "right": [True, True]}), choices / "choices.parquet")
+def test_runs_that_were_altered_give_no_figure(folders: Folders, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(folders.run, run)
-    (run / "summary.json").write_text("{}")
-    altered = (partial(exact_matches, answers), partial(choice_accuracy, choices), partial(perplexity, run, "token"))
-    for measure in altered:
+    (run / "tokens.parquet").write_bytes(b"")
+    for measure in (partial(gain_of_class, run, "number"), partial(measure_of_run, run, "token_perplexity")):
         with pytest.raises(DamagedFolderError, match="is damaged"):
             measure()
 
 
 def test_a_text_without_spaces_has_no_perplexity_by_them(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("猫は夢を見る。" * 9)
+    (tmp_path / "text.txt").write_text("\u732b\u306f\u5922\u3092\u898b\u308b\u3002" * 9)
     answer = ralm("eval", tmp_path / "text.txt", "--lm", "ralm-tiny", "--out", tmp_path / "run")
     assert answer.status == 0, answer.err
-    assert math.isnan(perplexity(tmp_path / "run", "space").estimate.value)
+    assert math.isnan(perplexity_by_spaces(tmp_path / "run").estimate.value)

@@ -1,31 +1,36 @@
-"""Every recipe runs with stand-ins, from index to figure, and finds its steps again."""
+"""Every recipe runs with stand-ins, from index to figure, goes on after a kill, and does what its script does."""
 
 import json
-import shlex
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ralm.recipes import inputs
 from ralm.recipes.catalogue import recipes
-from ralm.recipes.recipe import STAND_IN_SCALE
-from ralm.recipes.results import FIGURE, JSON, MARKDOWN, RECIPE_KIND, folder_name
+from ralm.recipes.folder import RecipeFolder
+from ralm.recipes.results import FIGURE, JSON, MARKDOWN, RECIPE_KIND
 from ralm.storage.manifest import read_manifest
-from tests.cli.program import ralm
+from tests.cli.program import done, ralm
 from tests.documentation import a_third
 
-RECIPES = recipes(STAND_IN_SCALE)
 SHORT = ["--limit-tokens", "448"]
 """A window of 384 tokens, which the official semantics read without retrieval, and a block of 64."""
+SAMPLE = ("in-context-ralm/table-2", "in-context-ralm/figure-8")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-SAMPLE = ("in-context-ralm/table-2", "in-context-ralm/figure-8")
-
-
 @pytest.mark.parametrize(
-    "names", [pytest.param(SAMPLE, id="sample"), pytest.param(tuple(RECIPES), id="all", marks=pytest.mark.campaign)]
+    "names",
+    [
+        pytest.param(SAMPLE, id="sample"),
+        pytest.param(tuple(recipes(RecipeFolder())), id="all", marks=pytest.mark.campaign),
+    ],
 )
 def test_every_recipe_runs_from_index_to_figure(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -35,68 +40,89 @@ def test_every_recipe_runs_from_index_to_figure(
     through each time."""
     monkeypatch.setattr("ralm.cli.models.gc.collect", lambda: 0)
     monkeypatch.setattr(inputs, "standard_library_documentation", a_third)
-    for name in names:
-        recipe = RECIPES[name]
-        run = ["recipe", name, "--stand-in", "--out", tmp_path]
-        if any("--limit-tokens" in step.words for step in recipe.steps):
-            run += SHORT
-        answer = ralm(*run)
-        assert answer.status == 0, (name, answer.err)
-        folder = tmp_path / "tables" / folder_name(name)
-        check_result(name, folder, tmp_path, answer.out)
-        if names != SAMPLE:
+    place = RecipeFolder(tmp_path, stand_in=True)
+    for name, recipe in recipes(place).items():
+        if name not in names:
             continue
-        written = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
-        again = ralm(*run)
-        assert again.status == 0, (name, again.err)
-        steps = [line for line in again.err.splitlines() if line.startswith("ralm: [")]
-        assert steps, name
-        assert all(line.endswith("done before") for line in steps), again.err
-        assert written == {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+        is_of_text = any("--limit-tokens" in step.words for step in recipe.steps)
+        run = ["recipe", "run", name, "--stand-in", "--out", tmp_path, *(SHORT if is_of_text else [])]
+        said = done(*run)
+        folder = place.table_of(name)
+        read_manifest(folder, kind=RECIPE_KIND)
+        assert "**STAND-IN" in said.out, name
+        assert (folder / MARKDOWN).read_text().startswith(said.out.partition("\n\nWith the command")[0]), name
+        assert (folder / FIGURE).exists() == bool(recipe.over), name
+        result = json.loads((folder / JSON).read_text())
+        assert bool(result["orders"]) == bool(recipe.orders), name
+        check_cells(name, result["cells"], tmp_path)
+        published = {cell.published for cell in recipe.cells if cell.published is not None}
+        assert {row["published"] for row in result["cells"] if row["published"] is not None} == published, name
+        if names == SAMPLE:
+            again = ralm(*run)
+            steps = [line for line in again.err.splitlines() if line.startswith("ralm: [")]
+            assert steps, again.err
+            assert all(line.endswith("done before") for line in steps), again.err
+            assert json.loads((folder / JSON).read_text()) == result
 
 
-def check_result(name: str, folder: Path, out: Path, said: str) -> None:
-    recipe = RECIPES[name]
-    read_manifest(folder, kind=RECIPE_KIND)
-    text = (folder / MARKDOWN).read_text()
-    assert "STAND-IN" in text, name
-    assert "STAND-IN" in said, name
-    assert (folder / FIGURE).exists() == (recipe.figure is not None), name
-    rows = json.loads((folder / JSON).read_text())["cells"]
-    measured = [row for row in rows if row["measure"]]
+def check_cells(name: str, rows: list[dict[str, Any]], out: Path) -> None:
+    measured = [row for row in rows if row["command"]]
     assert measured, name
     for row in measured:
-        assert row["stand_in"] is True
         assert row["difference"] is None, "a stand-in's figure is not compared with the paper's"
         assert row["value"] is not None or "of a million passages" in row["how"], (name, row)
         assert all((out / step).exists() for step in row["folder"].split()), (name, row)
         assert row["command"].startswith("ralm "), row
+        assert row["model"].startswith("ralm-tiny for "), row
+        of_official_blocks = {"--retrieved", "official", "blocked"} <= {*row["command"].split()}
+        if of_official_blocks and row["value"] is not None:
+            assert "tokens with a passage" in row["notes"], (name, row)
     for row in rows:
-        assert row["measure"] or row["why_not"], (name, row)
-    published = {cell.published for cell in recipe.cells if cell.published is not None}
-    assert {row["published"] for row in rows if row["published"] is not None} == published, "also of models beside"
-    assert all(row["model"].startswith("ralm-tiny for ") for row in measured)
-    if recipe.orders:
-        assert ("Orders to expect" if recipe.is_analysis else "Orders that the paper reports") in text, name
+        assert row["command"] or row["notes"], (name, row)
 
 
-def test_readings_of_a_text_share_what_is_retrieved() -> None:
-    """Table 1's three ways of choosing read one file of passages for each corpus."""
-    steps = RECIPES["in-context-ralm/table-1"].steps
-    evaluations = [step for step in steps if step.command == "eval" and "--retrieved" in step.words]
-    read = {one for step in evaluations for one in step.steps if one.command == "retrieve"}
-    assert len(evaluations) == 4 * (5 * 2 + 1), "four models; BM25 and zero-shot on five corpora, predictive on one"
-    assert len(read) == 5
+def test_a_script_and_a_run_that_was_ended_give_the_same_table(tmp_path: Path) -> None:
+    """A script makes the steps of the recipe; those that are left are made by the run that goes on."""
+    run = ["analysis/oracle-by-candidates", "--stand-in", *SHORT, "--json", "--out"]
+    scripted, ended = tmp_path / "scripted", tmp_path / "ended"
+    script = done("recipe", "show", *run[:-2], "--out", scripted).out
+    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    shell = ["bash", "-c", f'ralm() {{ python -m ralm "$@"; }}\nset -e\n{script}']
+    subprocess.run(shell, env={**os.environ, "PATH": here}, check=True, capture_output=True)
+    shutil.copytree(scripted, ended)
+    evaluations = sorted((ended / "steps").glob("eval-*"))
+    for step in evaluations[:2]:
+        shutil.rmtree(step)
+
+    whole, continued, found = (ralm("recipe", "run", *run, out) for out in (tmp_path / "whole", ended, scripted))
+    undisturbed = json.loads(whole.out)
+    perplexities = {json.loads((step / "summary.json").read_text())["word_perplexity"] for step in evaluations[2:]}
+    assert perplexities <= {row["value"] for row in undisturbed["cells"]}
+    for answer, made in ((whole, len(script.split("\n\n")[1].splitlines())), (continued, 2), (found, 0)):
+        assert answer.err.count("ralm: [") - answer.err.count("done before") == made, answer.err
+        result = json.loads(answer.out)
+        rows, expected = ([*part["cells"], *part["orders"]] for part in (result, undisturbed))
+        for row, other in zip(rows, expected, strict=True):
+            numbers = [key for key, value in other.items() if isinstance(value, float)]
+            assert [row[key] for key in numbers] == pytest.approx([other[key] for key in numbers], rel=1e-6, abs=1e-7)
+            assert {**row, **dict.fromkeys(["command", *numbers])} == {**other, **dict.fromkeys(["command", *numbers])}
 
 
-def test_a_script_does_what_the_recipe_does(tmp_path: Path) -> None:
-    """Afterwards the recipe finds every step, and writes its table."""
-    run = ["recipe", "analysis/oracle-by-candidates", "--stand-in", *SHORT, "--out", tmp_path / "out"]
-    for line in ralm(*run, "--dry-run").out.splitlines():
-        if line.startswith("ralm "):
-            answer = ralm(*shlex.split(line)[1:])
-            assert answer.status == 0, (line, answer.err)
-    assert "# 0 of " in ralm(*run, "--dry-run").out
-    answer = ralm(*run)
-    assert answer.status == 0, answer.err
-    assert [line for line in answer.err.splitlines() if line.startswith("ralm: [") and "done before" not in line] == []
+@pytest.mark.campaign
+def test_a_part_and_a_changed_run_say_so(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four five six. " * 40)
+    run = ["recipe", "run", "in-context-ralm/table-2", "--out", tmp_path / "out", "--only", "LLaMA-7B"]
+    run += ["--use", f"wikitext-103-test={text}", "--use", f"wikitext-103-dev={text}", "--use", "llama-7b=ralm-tiny"]
+    (tmp_path / "titles.txt").write_text("none of these")
+    run += ["--use", f"wikitext-103-titles={tmp_path / 'titles.txt'}"]
+    (tmp_path / "corpus.jsonl").write_text('{"text": "five six one two"}\n')
+    run += ["--use", f"wikipedia-2018={tmp_path / 'corpus.jsonl'}"]
+    assert "CHANGED: wikitext-103-test is" in done(*run).out
+    folder = tmp_path / "out" / "tables" / "in-context-ralm-table-2-only-llama-7b"
+    rows = json.loads((folder / JSON).read_text())["cells"]
+    assert {row["model"] for row in rows} == {"ralm-tiny for LLaMA-7B"}
+    assert all(row["difference"] == pytest.approx(row["value"] - row["published"]) for row in rows)
+    assert "texts have 90 tokens" in done(*run, "--limit-tokens", 90).out
+    assert all(row["difference"] is None for row in json.loads((folder / JSON).read_text())["cells"])
+    assert "ralm index" in (folder / MARKDOWN).read_text(), "where the passages come from is told, too"

@@ -40,14 +40,18 @@ _COMMANDS: Final = (
     ("Answer questions", "qa", ("qa",)),
     ("Learn from the model", "train", ("signals",)),
     ("Learn from the model", "train", {"train": ("reranker", "retriever")}),
-    ("Rerun the papers", "recipe", ("recipe",)),
+    ("Rerun the papers", "recipe", {"recipe": ("list", "show", "run")}),
     ("Serve and check", "serve", ("serve",)),
     ("Serve and check", "serve", ("mcp",)),
     ("Serve and check", "check", ("probe", "check")),
     ("Serve and check", "parts", ("help",)),
 )
 """The commands as help lists them: the title, the module, and the names, or those of a group of commands."""
-_TRAIN: Final = "Train small models on what a language model makes of passages (`ralm signals`)."
+_GROUPS: Final = {
+    "train": "Train small models on what a language model makes of passages (`ralm signals`).",
+    "recipe": "Rerun the tables and figures of both papers.",
+}
+"""What the groups of commands are for."""
 
 
 def _group(**how: Any) -> typer.Typer:
@@ -103,9 +107,9 @@ def application(only: str | None = None) -> typer.Typer:
             _add(app, title, module, names)
             continue
         for name, inside in names.items():
-            group = _group(help=_TRAIN)
+            group = _group(help=_GROUPS[name])
             _add(group, "Commands", module, inside)
-            app.add_typer(group, name=name, short_help=_TRAIN.removesuffix("."), rich_help_panel=title)
+            app.add_typer(group, name=name, short_help=_GROUPS[name].removesuffix("."), rich_help_panel=title)
     return app
 
 

@@ -1,9 +1,10 @@
 """`ralm recipe`: lists, shows and runs tables and figures of the papers."""
 
 import io
-from collections.abc import Collection
+import shlex
+from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -12,94 +13,46 @@ from ralm.cli import options
 from ralm.cli.flags import Output
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
-from ralm.options import Needs, Option
+from ralm.options import Option, check_options
 from ralm.settings import LM_ARGS
 
 if TYPE_CHECKING:
     from ralm.recipes.folder import RecipeFolder
     from ralm.recipes.recipe import Recipe
 
-_SHOWN: Final = Path("OUT")
-_RUN: Final = Needs("`out`", lambda own: own.out is not None)
+_NAMES: Final = options.argument("Recipes, as `ralm recipe list` lists them.", "NAME...")
 
 
-def recipe_command(
-    *,
-    names: Annotated[list[str] | None, options.argument("Recipes, as `ralm recipe` lists them.", "[NAME]...")] = None,
-    out: Annotated[Path | None, Option("Run the recipes in this folder for steps and tables.")] = None,
-    only: Annotated[
-        str | None, Option("Run one model of the recipe alone.", default_text="all models", needs=_RUN)
-    ] = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeOptions:
+    """How recipes are run."""
+
+    only: Annotated[str | None, Option("Run one model of the recipe alone.", default_text="all models")] = None
     use: Annotated[
-        tuple[str, ...],
-        Option("NAME=VALUE: read this file, folder or hub name for a resource; repeatable.", needs=_RUN),
-    ] = (),
+        tuple[str, ...], Option("NAME=VALUE: read this file, folder or hub name for a resource; repeatable.")
+    ] = ()
     stand_in: Annotated[
-        bool, Option("Run the same steps on small local data and models, to see what the recipe does.", needs=_RUN)
-    ] = False,
+        bool, Option("Run the same steps on small local data and models, to see what the recipe does.")
+    ] = False
     limit_tokens: Annotated[
         int | None,
         Option(
             "Use only this many tokens from the beginning of a text.",
             minimum=2,
             default_text="the whole text; 2,000 with --stand-in",
-            needs=_RUN,
         ),
-    ] = None,
-    model: Annotated[ModelOptions, replace(LM_ARGS, needs=_RUN)],
-    dry_run: Annotated[
-        bool, Option("Print the steps as a shell script, and which are done, and run nothing.", needs=_RUN)
-    ] = False,
-) -> Output:
-    """List the tables and figures of the papers; print the commands of those that are named as a shell script, with
-    their inputs and models; with --out, run them, and print each with the paper's figures beside ours.
+    ] = None
+    model: Annotated[ModelOptions, LM_ARGS]
 
-    Rerun the command to go on after an interruption. Recipes in one folder share their steps.
+    def __post_init__(self) -> None:
+        check_options(self)
 
-    Example: `ralm recipe in-context-ralm/table-1 --stand-in -o my-tables`
+
+def list_command() -> Output:
+    """List the tables and figures of both papers, and analyses of our own.
+
+    Example: `ralm recipe list`
     """
-    from ralm.recipes.recipe import FULL_SCALE, STAND_IN_SCALE
-
-    if out is None:
-        return _together([_show(name) for name in names]) if names else _list()
-    if not names:
-        raise UsageError("`out` runs recipes, and none is named: give a NAME that `ralm recipe` lists.")
-    scale = STAND_IN_SCALE if stand_in else FULL_SCALE
-    if limit_tokens is not None:
-        scale = replace(scale, limit_tokens=limit_tokens)
-
-    from ralm.cli.models import sharing_models
-    from ralm.recipes.catalogue import recipe_named, resources_of
-    from ralm.recipes.folder import RecipeFolder
-    from ralm.recipes.runner import check_resources
-
-    recipes = [recipe_named(name, scale, only=only) for name in names]
-    resources = resources_of([step for recipe in recipes for step in recipe.steps])
-    if limit_tokens is not None and not any(resource.kind == "text" for resource in resources.values()):
-        raise UsageError(f"`limit_tokens` has no effect: {' '.join(names)} reads questions, not texts.")
-    folder = RecipeFolder(out, _replaced(use, resources), stand_in=stand_in, model=model)
-    folder.check()
-    if dry_run:
-        return _together([_steps(recipe, folder) for recipe in recipes])
-    check_resources([step for recipe in recipes for step in recipe.steps], folder)
-    with sharing_models():
-        return _together([_run(recipe, folder, limit_tokens, only) for recipe in recipes])
-
-
-def _together(outputs: list[Output]) -> Output:
-    """The outputs of several recipes as one: in JSON an array, unless there is only one."""
-    if len(outputs) == 1:
-        return outputs[0]
-
-    def print_texts() -> None:
-        for output in outputs:
-            output.print_text()
-
-    return Output(lambda: [output.as_json() for output in outputs], print_texts)
-
-
-def _list() -> Output:
-    """Every recipe with what it is about."""
     from ralm.cli.output import print_line
     from ralm.recipes.catalogue import recipes
 
@@ -114,103 +67,128 @@ def _list() -> Output:
     )
 
 
-def _show(name: str) -> Output:
-    """The inputs of a recipe, its models, differences from the paper, and its commands as a shell script."""
-    from ralm.cli.output import print_line
-    from ralm.recipes.catalogue import recipe_named, resources_of
+def show_command(
+    *,
+    names: Annotated[list[str], _NAMES],
+    out: Annotated[Path, Option("Folder for the steps.")] = Path("OUT"),
+    how: RecipeOptions,
+) -> Output:
+    """Print what recipes read, what differs from the paper, and their steps as a shell script.
+
+    The script does what `ralm recipe run` does, which then writes the tables from its steps.
+
+    Example: `ralm recipe show in-context-ralm/table-2 --stand-in -o my-tables > table-2.sh`
+    """
+    return _together([_show(recipe) for recipe in _open(names, out, how)[1]])
+
+
+def run_command(
+    *,
+    names: Annotated[list[str], _NAMES],
+    out: Annotated[Path, Option("Folder for steps and tables.")],
+    how: RecipeOptions,
+) -> Output:
+    """Run recipes, and print each table with the paper's figures beside ours.
+
+    Rerun the command to go on after an interruption. Recipes in one folder share their steps.
+
+    Example: `ralm recipe run in-context-ralm/table-1 --stand-in -o my-tables`
+    """
+    from ralm.cli.models import sharing_models
+    from ralm.recipes.inputs import check_resources
+    from ralm.runs.sweep import check_plot
+
+    folder, recipes = _open(names, out, how)
+    if any(recipe.over for recipe in recipes):
+        check_plot()
+    check_resources([step for recipe in recipes for step in recipe.steps])
+    with sharing_models():
+        return _together([_run(recipe, folder, how) for recipe in recipes])
+
+
+def _open(names: Sequence[str], out: Path, how: RecipeOptions) -> "tuple[RecipeFolder, list[Recipe]]":
+    """The folder of recipes, and those of these names."""
+    from ralm.recipes.catalogue import nearest_names, recipe_named
     from ralm.recipes.folder import RecipeFolder
-    from ralm.recipes.runner import script
 
-    recipe = recipe_named(name)
-    reads = resources_of(recipe.steps)
-    commands = [*script(recipe.steps, RecipeFolder(_SHOWN))]
+    resources = {key: resource for name in names for key, resource in recipe_named(name).resources.items()}
+    if how.limit_tokens is not None and not any(resource.kind == "text" for resource in resources.values()):
+        raise UsageError(f"`limit_tokens` has no effect: {' '.join(names)} reads questions, not texts.")
+    replacements: dict[str, str] = {}
+    for pair in how.use:
+        name, _, value = pair.partition("=")
+        if not (name and value):
+            raise UsageError(f"`use` takes NAME=VALUE, such as gpt2=my-models/gpt2, not {pair!r}.")
+        if name not in resources:
+            raise UsageError(f"there is no resource {name!r} here; {nearest_names(name, resources)}.")
+        if name in replacements:
+            raise UsageError(f"`use` names a resource twice: {' '.join(how.use)}.")
+        replacements[name] = value
+    folder = RecipeFolder(out, replacements, stand_in=how.stand_in, limit_tokens=how.limit_tokens, model=how.model)
+    return folder, [recipe_named(name, folder, only=how.only) for name in names]
 
-    def print_script() -> None:
-        print_line(f"#!/bin/sh -e\n# {recipe.paper}: {recipe.about}")
-        print_line(f"#\n# Models, for --only: {', '.join(recipe.models)}")
-        print_line("#\n# Reads, each of which --use NAME=PATH replaces:")
-        for resource in reads.values():
-            source = resource.source or f"made from {', '.join(part.name for part in resource.made_of)}"
-            print_line(f"#   {resource.name:<26} {source}{f' ({resource.note})' if resource.note else ''}")
-        if recipe.differs:
-            print_line("#\n# What differs from the paper:")
-        for sentence in recipe.differs:
-            print_line(f"#   - {sentence}")
-        print_line("\n".join(["", *commands]))
 
+def _together(outputs: list[Output]) -> Output:
+    """The outputs of several recipes as one: in JSON an array, unless there is only one."""
+    if len(outputs) == 1:
+        return outputs[0]
+
+    def print_texts() -> None:
+        for output in outputs:
+            output.print_text()
+
+    return Output(lambda: [output.as_json() for output in outputs], print_texts)
+
+
+def _show(recipe: "Recipe") -> Output:
+    """The inputs of a recipe, its models, differences from the paper, and its steps as a shell script."""
+    from ralm.cli.output import print_line
+
+    reads = recipe.resources.values()
+    lines = ["#!/bin/sh -e", f"# {recipe.paper}: {recipe.about}"]
+    lines += ["#", f"# Models, for --only: {', '.join(recipe.models)}"]
+    lines += ["#", "# Reads, each of which --use NAME=PATH replaces:"]
+    for resource in reads:
+        source = resource.source or f"made from {', '.join(resource.made_of)}"
+        lines.append(f"#   {resource.name:<26} {source}{f' ({resource.note})' if resource.note else ''}")
+    if recipe.differs:
+        lines += ["#", "# What differs from the paper:", *(f"#   - {sentence}" for sentence in recipe.differs)]
+    script = [f"test -e {shlex.quote(str(step.path))} || {step.command}" for step in recipe.steps]
     return Output(
         lambda: {
             "name": recipe.name,
             "paper": recipe.paper,
             "about": recipe.about,
             "models": [*recipe.models],
-            "reads": {
-                resource.name: {"kind": resource.kind, "source": resource.source, "note": resource.note}
-                for resource in reads.values()
-            },
+            "reads": {part.name: {"kind": part.kind, "source": part.source, "note": part.note} for part in reads},
             "differs": [*recipe.differs],
-            "commands": [*commands],
+            "steps": [{"command": step.command, "done": step.is_done} for step in recipe.steps],
         },
-        print_script,
+        partial(print_line, "\n".join([*lines, "", *script])),
     )
 
 
-def _run(recipe: "Recipe", folder: "RecipeFolder", limit_tokens: int | None, only: str | None) -> Output:
+def _run(recipe: "Recipe", folder: "RecipeFolder", how: RecipeOptions) -> Output:
     """Run every step that is not done yet; return the paper's table with our figures beside."""
     from ralm.cli import program
     from ralm.cli.models import release_models
     from ralm.cli.output import print_line
-    from ralm.recipes.results import SOURCES, as_markdown, folder_name, measure_recipe, result_as_json, write_result
-    from ralm.recipes.runner import run_steps
-    from ralm.runs.sweep import check_plot
+    from ralm.recipes.folder import run_steps
+    from ralm.recipes.results import as_markdown, measure_recipe, write_result
 
-    if recipe.figure is not None:
-        check_plot()
-
-    def perform(line: list[str]) -> None:
+    def perform(line: Sequence[str]) -> None:
         release_models(needed=line)
         with redirect_stdout(io.StringIO()):
-            program()(line, standalone_mode=False)
+            program()([*line], standalone_mode=False)
 
-    run_steps(recipe.steps, folder, perform)
+    run_steps(recipe.steps, perform)
+    is_partial = how.limit_tokens is not None
     changes = [f"{name} is {value}" for name, value in folder.replacements.items()]
-    changes += [] if limit_tokens is None else [f"texts have {limit_tokens:,} tokens"]
-    result = measure_recipe(folder.as_run(recipe), folder, changes, is_partial=limit_tokens is not None)
-    path = folder.folder / "tables" / folder_name(recipe.name, only)
-    write_result(result, path)
-    table, _, _ = as_markdown(result).partition(f"\n{SOURCES}")
+    changes += [f"texts have {how.limit_tokens:,} tokens"] if is_partial else []
+    result = measure_recipe(recipe, changes, stand_in=how.stand_in, is_partial=is_partial)
+    path = folder.table_of(recipe.name, how.only)
+    write_result(recipe, result, path)
     return Output(
-        partial(result_as_json, result, path),
-        partial(print_line, f"{table}\nWith the command and folder of every figure: {path}"),
-    )
-
-
-def _replaced(use: tuple[str, ...], resources: Collection[str]) -> dict[str, str]:
-    """What is read in place of resources, by their names."""
-    from ralm.recipes.catalogue import nearest_names
-
-    replaced: dict[str, str] = {}
-    for pair in use:
-        name, _, value = pair.partition("=")
-        if not (name and value):
-            raise UsageError(f"`use` takes NAME=VALUE, such as gpt2=my-models/gpt2, not {pair!r}.")
-        if name not in resources:
-            raise UsageError(f"there is no resource {name!r} here; {nearest_names(name, resources)}.")
-        if name in replaced:
-            raise UsageError(f"`use` names a resource twice: {' '.join(use)}.")
-        replaced[name] = value
-    return replaced
-
-
-def _steps(recipe: "Recipe", folder: "RecipeFolder") -> Output:
-    """The steps as a shell script, and what is done."""
-    from ralm.cli.output import print_line
-    from ralm.recipes.runner import command_text, script
-
-    steps = folder.distinct_steps(recipe.steps)
-    done = {step: folder.is_done(step) for step in steps}
-    left = f"# {len(steps) - sum(done.values())} of {len(steps)} steps are left."
-    return Output(
-        lambda: {"steps": [{"command": command_text(folder.command_line(step)), "done": done[step]} for step in steps]},
-        lambda: print_line("\n".join([*script(steps, folder), left])),
+        lambda: {**result, "folder": str(path)},
+        partial(print_line, f"{as_markdown(recipe, result)}\n\nWith the command and folder of every figure: {path}"),
     )

@@ -1,6 +1,5 @@
 """All recipes by name, made of data; readings.toml describes its keys."""
 
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -9,9 +8,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ralm.errors import UsageError
-from ralm.recipes.measures import Measure
-from ralm.recipes.recipe import FULL_SCALE, Cell, Figure, Order, Recipe, Scale
-from ralm.recipes.steps import RESOURCES, NameOf, Resource, Step, Word, WordPart
+from ralm.recipes.folder import REFERENCE, RecipeFolder
+from ralm.recipes.recipe import RESOURCES, Cell, Measure, Order, Recipe, Resource, Step
 
 _Keys: TypeAlias = dict[str, Any]
 _Place: TypeAlias = tuple[str, str, str]
@@ -28,30 +26,23 @@ _DATA: Final = _data("readings")
 _RECIPES: Final[_Keys] = {f"{paper}/{item}": keys for paper in _PAPERS for item, keys in _data(paper).items()}
 _NOT_OF_CELLS: Final = {"title", "about", "differs", "figure", "blocks", "orders", "columns", "published"}
 """Keys of a recipe; all others are of its cells."""
-_REFERENCE: Final = re.compile(r"([@$%][\w.-]*\w)")
 
 
-def recipes(scale: Scale = FULL_SCALE) -> dict[str, Recipe]:
-    """Return every recipe at a scale, by name."""
-    return {name: _recipe(name, scale) for name in _RECIPES}
+def recipes(folder: RecipeFolder | None = None) -> dict[str, Recipe]:
+    """Return every recipe by name, with its steps in a folder."""
+    return {name: _recipe(name, folder or RecipeFolder()) for name in _RECIPES}
 
 
-def recipe_named(name: str, scale: Scale = FULL_SCALE, *, only: str | None = None) -> Recipe:
+def recipe_named(name: str, folder: RecipeFolder | None = None, *, only: str | None = None) -> Recipe:
     """Return a recipe, or its part about one model; UsageError with the nearest names if there is none."""
     if name not in _RECIPES:
         raise UsageError(f"there is no recipe {name!r}; {nearest_names(name, _RECIPES)}.")
-    recipe = _recipe(name, scale)
+    recipe = _recipe(name, folder or RecipeFolder())
     if only is None:
         return recipe
     if only not in recipe.models:
         raise UsageError(f"{name} has no model {only!r} that can be run; {nearest_names(only, recipe.models)}.")
     return recipe.only(only)
-
-
-def resources_of(steps: Iterable[Step]) -> dict[str, Resource]:
-    """Return the resources that steps read, by name."""
-    read = {resource.name: resource for step in steps for resource in step.resources}
-    return read | {part.name: part for resource in read.values() for part in resource.made_of}
 
 
 def nearest_names(name: str, names: Iterable[str]) -> str:
@@ -60,37 +51,37 @@ def nearest_names(name: str, names: Iterable[str]) -> str:
     return f"did you mean {', '.join(like)}?" if like else f"there are {', '.join(names)}"
 
 
-def _recipe(name: str, scale: Scale) -> Recipe:
-    data, keys = _RECIPES[name], _scale_keys(scale)
+def _recipe(name: str, folder: RecipeFolder) -> Recipe:
+    data, keys = _RECIPES[name], _scale_keys(folder)
     paper, _, item = name.partition("/")
     common = {key: value for key, value in data.items() if key not in _NOT_OF_CELLS}
     blocks = [common | block for block in data.get("blocks", [{}])]
-    cells = [(_cell(combined), combined) for block in blocks for combined in _combinations(block, keys)]
+    cells = [(_cell(combined, folder), combined) for block in blocks for combined in _combinations(block, keys)]
     published = _published(data, list(dict.fromkeys(cell.column for cell, _ in cells)))
-    places = [(cell, (cell.model, cell.how, cell.column)) for cell, _ in cells]
-    measured = [replace(cell, published=published[at].published) if at in published else cell for cell, at in places]
-    beside = [cell for at, cell in published.items() if at not in {place for _, place in places}]
+    places = [(cell.model, cell.how, cell.column) for cell, _ in cells]
+    measured = (replace(cell, published=published.get(at)) for (cell, _), at in zip(cells, places, strict=True))
+    beside = (
+        Cell(model=model, how=how, column=column, measure=None, published=figure, why_not="the paper's alone")
+        for (model, how, column), figure in published.items()
+        if (model, how, column) not in places
+    )
     return Recipe(
         name=name,
         paper=f"{_PAPERS[paper]} {data.get('title') or item.replace('-', ' ').capitalize()}",
-        about=_text(data["about"], keys),
+        about=_value(data["about"], keys),
         cells=(*measured, *beside),
         orders=(*_orders(data.get("orders", ()), cells),),
-        figure=Figure(**data["figure"]) if "figure" in data else None,
-        differs=tuple(_text(_DATA["note"].get(note, note), keys) for note in data.get("differs", ())),
+        differs=tuple(_value(_DATA["note"].get(note, note), keys) for note in data.get("differs", ())),
+        **data.get("figure", {}),
     )
 
 
-def _scale_keys(scale: Scale) -> _Keys:
-    """The keys that a scale gives to every cell."""
-    keys = _DATA["defaults"] | _DATA["scale"]["small" if scale.small else "full"]
-    limits = {
-        "limit_tokens": f"--limit-tokens {scale.limit_tokens}" if scale.limit_tokens else "",
-        "limit": f"--limit {scale.limit}" if scale.limit else "",
-        "limit_a_subject": f"--limit {max(1, scale.limit // 4)}" if scale.limit else "",
-    }
+def _scale_keys(folder: RecipeFolder) -> _Keys:
+    """The keys of the scale of recipes, which every cell has."""
+    keys = _DATA["defaults"] | _DATA["scale"]["small" if folder.stand_in else "full"]
     lists = {f"{{{name}}}": values for name, values in (_DATA["list"] | keys["list"]).items()}
-    return {**keys, **limits, "lists": lists, "at": None, "next_at": None}
+    limit = {"limit_tokens": f"--limit-tokens {folder.limit_tokens}"} if folder.limit_tokens else {}
+    return {**keys, **limit, "lists": lists, "at": None, "next_at": None}
 
 
 def _combinations(block: Mapping[str, Any], keys: _Keys) -> Iterator[_Keys]:
@@ -128,67 +119,43 @@ def _with_base(entry: _Keys) -> _Keys:
     return _with_base(_DATA[entry["reads"]]) | entry if "reads" in entry else entry
 
 
-def _cell(keys: _Keys) -> Cell:
-    steps = tuple(_step(_text(name, keys), keys) for name in keys["steps"])
+def _cell(keys: _Keys, folder: RecipeFolder) -> Cell:
+    steps = tuple(_step(_value(name, keys), keys, folder) for name in keys["steps"])
     options = (_value(option, keys) for option in keys["options"])
     return Cell(
-        model=_text(keys["model"], keys),
+        model=_value(keys["model"], keys),
         how=keys["how"],
-        column=_text(keys["column"], keys),
+        column=_value(keys["column"], keys),
         measure=Measure(keys["measure"], steps, (*options,)),
         at=_value(keys["at"], keys),
         line=keys.get("line"),
     )
 
 
-def _step(name: str, keys: _Keys) -> Step:
-    words = _text(_DATA["step"][name], keys).split()
-    end = 2 if words[0] == "train" else 1
-    return Step(" ".join(words[:end]), tuple(_word(word, keys) for word in words[end:]))
-
-
-def _word(word: str, keys: _Keys) -> Word:
-    pieces = tuple(_piece(piece, keys) for piece in _REFERENCE.split(word) if piece)
-    return pieces[0] if len(pieces) == 1 else pieces
-
-
-def _piece(text: str, keys: _Keys) -> WordPart:
-    match text[0]:
-        case "@":
-            return RESOURCES[text[1:]]
-        case "$":
-            return _step(text[1:], keys)
-        case "%":
-            return NameOf(_step(text[1:], keys))
-        case _:
-            return text
-
-
-def _text(template: str, keys: _Keys) -> str:
-    """A text with the values of keys in braces, in which other keys may be named."""
-    while "{" in template:
-        template = template.format_map(keys)
-    return template
+def _step(name: str, keys: _Keys, folder: RecipeFolder) -> Step:
+    text = _value(_DATA["step"][name], keys)
+    references: dict[str, Step | Resource] = {
+        reference: RESOURCES[reference[1:]] if reference[0] == "@" else _step(reference[1:], keys, folder)
+        for reference in REFERENCE.findall(text)
+    }
+    return folder.step(text, references)
 
 
 def _value(value: Any, keys: _Keys) -> Any:
-    """A value, or the one that `{key}` names."""
-    while isinstance(value, str) and value.startswith("{"):
-        value = keys[value[1:-1]]
-    return value
+    """A value, or the one that `{key}` names, or a text with values of keys."""
+    if not isinstance(value, str) or "{" not in value:
+        return value
+    return _value(keys[value[1:-1]] if value[1:-1] in keys else value.format_map(keys), keys)
 
 
-def _published(data: _Keys, columns: list[str]) -> dict[_Place, Cell]:
-    """The cells of the paper alone, by their place in the table."""
-    published: dict[_Place, Cell] = {}
-    for model, how, *figures in data.get("published", ()):
-        why_not = "no longer offered" if model in _DATA["no_longer_offered"] else "published only"
-        for column, figure in zip(data.get("columns", columns), figures, strict=False):
-            if figure != "-":
-                published[model, how, column] = Cell(
-                    model=model, how=how, column=column, measure=None, published=figure, why_not=why_not
-                )
-    return published
+def _published(data: _Keys, columns: list[str]) -> dict[_Place, float]:
+    """The figures of the paper, by their place in the table."""
+    return {
+        (model, how, column): figure
+        for model, how, *figures in data.get("published", ())
+        for column, figure in zip(data.get("columns", columns), figures, strict=False)
+        if figure != "-"
+    }
 
 
 def _orders(templates: Iterable[list[str]], cells: list[tuple[Cell, _Keys]]) -> list[Order]:
@@ -200,7 +167,7 @@ def _orders(templates: Iterable[list[str]], cells: list[tuple[Cell, _Keys]]) -> 
     orders: dict[str, Order] = {}
     for cell, keys in cells:
         for better, worse, text, *columns in templates:
-            sides = [places.get((cell.model, cell.column, _text(side, keys))) for side in (better, worse)]
+            sides = [places.get((cell.model, cell.column, _value(side, keys))) for side in (better, worse)]
             if sides[0] and sides[1] and all(column in cell.column for column in columns):
-                orders.setdefault(_text(text, keys), Order(sides[0], sides[1], _text(text, keys)))
+                orders.setdefault(_value(text, keys), Order(sides[0], sides[1], _value(text, keys)))
     return [*orders.values()]

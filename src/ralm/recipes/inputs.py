@@ -1,4 +1,7 @@
-"""Writes the files that recipes read: data sets of the hub, and stand-ins for data and models.
+"""Checks what recipes read, and writes files of it: data sets of the hub, and stand-ins.
+
+    python -m ralm.recipes.inputs RESOURCE FILE [TEXT]...    the file of a resource, from its data set or from texts
+    python -m ralm.recipes.inputs stand-ins FOLDER           the folder of stand-ins
 
 WikiText's rows are lines. Its text is all of them, an empty one as ` \\n`, as in the official code of In-Context RALM.
 Rows of other data sets are documents, with two line breaks between them.
@@ -13,6 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -25,24 +29,32 @@ from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.formats.arrow import dataset_records
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
-from ralm.errors import CorpusError, RalmError
-from ralm.lm import model_path
-from ralm.recipes.steps import RESOURCES, Resource, ResourceKind
+from ralm.errors import CorpusError, InputError, RalmError
+from ralm.lm import TINY, model_path
+from ralm.recipes.recipe import RESOURCES, Resource, ResourceKind, Step
 from ralm.records import Document
-from ralm.storage import manifest, outputs
+from ralm.storage import manifest, outputs, remote
 
 _KIND: Final = outputs.FolderKind("stand-ins")
-STAND_IN_MODEL: Final = "ralm-tiny"
 _SUFFIXES: Final[dict[ResourceKind, str]] = {"text": ".txt", "titles": ".txt", "encoder": ""}
 """The ends of names of stand-ins, which begin with the kind of resource; all others are JSON Lines."""
 _Row: TypeAlias = dict[str, Any]
 _CHOICES: Final = 4
 _DEMONSTRATIONS: Final = 40
 _DOCUMENTED: Final = re.compile(r"^(?:async )?def (\w+)\(.*\):\n    (\w.{20,140}?\.)$", re.MULTILINE)
+_HUB_SECONDS: Final = 10
 _HEADING: Final = re.compile(r"^ = ([^=].*[^=]) = $", re.MULTILINE)
 _JOINED: Final = re.compile(r" @(.)@ ")
 _BEFORE: Final = re.compile(r" ([,.;:?!)%']|'s\b)")
 _AFTER: Final = re.compile(r"([($]) ")
+
+
+def write_input(name: str, path: Path, texts: Sequence[Path]) -> None:
+    """Write the file of a resource, from its data set or from the texts that it is made of, or the stand-ins."""
+    if name == "stand-ins":
+        make_stand_ins(path)
+    else:
+        write_resource(RESOURCES[name], path, map(read_text, texts))
 
 
 def write_resource(resource: Resource, path: Path, texts: Iterable[str] = ()) -> None:
@@ -74,17 +86,15 @@ def articles(rows: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _texts(resource: Resource) -> Iterator[str]:
-    name = resource.source.removeprefix(HUB_PREFIX)
     path, value = resource.only or ("", "")
-    first, *rest = path.split(".")
+    column, _, field = path.partition(".")
 
     def is_chosen(record: Mapping[str, Any]) -> bool:
-        entry: Any = record.get(first)
-        for field in rest:
-            entry = entry.get(field) if isinstance(entry, Mapping) else None
-        return not resource.only or entry == value
+        entry = record.get(column)
+        return not resource.only or (isinstance(entry, Mapping) and entry.get(field) == value)
 
-    records = dataset_records(name, lambda schema: [column for column in schema.names if column in ("text", first)])
+    source = resource.source.removeprefix(HUB_PREFIX)
+    records = dataset_records(source, lambda schema: [name for name in schema.names if name in ("text", column)])
     for record in islice(filter(is_chosen, records), resource.max_rows):
         if not isinstance(record.get("text"), str):
             raise CorpusError(f"{resource.source} has a record without a text.")
@@ -112,16 +122,46 @@ def _written(resource: Resource, texts: Iterable[str]) -> Iterator[str]:
             raise AssertionError(resource.form)
 
 
-def stand_in(kind: ResourceKind, folder: Path) -> str:
-    """Return the stand-in for a resource of a kind: ralm-tiny, or a file in the folder of `make_stand_ins`."""
-    return STAND_IN_MODEL if kind == "model" else str(folder / f"{kind}{_SUFFIXES.get(kind, '.jsonl')}")
+def check_resources(steps: Sequence[Step]) -> None:
+    """Raise InputError with the models and data of steps to be done that are neither here nor on the hub."""
+    undone = [step for step in steps if not step.is_done]
+    made = {needed.path for step in undone for needed in step.needs}
+    pairs = dict.fromkeys((part.name, source) for step in undone for part, source in step.reads)
+    read = [(name, source) for name, source in pairs if not {Path(source), Path(source).parent} & made]
+    with ThreadPoolExecutor() as several:
+        reached = dict(zip(read, several.map(_is_reached, (source for _, source in read)), strict=True))
+    if missing := [f"{name} ({source})" for (name, source), is_there in reached.items() if not is_there]:
+        raise InputError(
+            f"neither here nor on the hub: {', '.join(missing)}. Give your own with `use` NAME=PATH; `ralm recipe "
+            "show` of the recipe describes them."
+        )
+
+
+def _is_reached(source: str) -> bool:
+    """Whether a model or data set is on this machine, or the hub answers for it; URLs are taken for there."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    kind, name = "model", source
+    if source.startswith(HUB_PREFIX):
+        kind, name = "dataset", source.removeprefix(HUB_PREFIX).partition(":")[0]
+    if name == TINY or remote.is_url(source) or Path(name).exists():
+        return True
+    try:
+        if not (Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)).exists():
+            HfApi().repo_info(name, repo_type=kind, timeout=_HUB_SECONDS)
+    except Exception:  # noqa: BLE001  # the hub and its client raise many kinds
+        return False
+    return True
+
+
+def stand_in(kind: ResourceKind, folder: Path) -> Path:
+    """Return the stand-in for a resource of a kind, in the folder of `make_stand_ins`."""
+    return folder / f"{kind}{_SUFFIXES.get(kind, '.jsonl')}"
 
 
 def make_stand_ins(folder: Path) -> None:
-    """Write the folder of stand-ins, unless it exists; the same Python gives the same files."""
-    if (folder / outputs.MANIFEST).exists():
-        manifest.read_manifest(folder, kind=_KIND)
-        return
+    """Write the folder of stand-ins; the same Python gives the same files."""
     corpus, held_out = split_held_out(standard_library_documentation())
     questions = [*_described(corpus)]
     np.random.default_rng(0).shuffle(questions)
@@ -134,14 +174,14 @@ def make_stand_ins(folder: Path) -> None:
         "choices": choices[_DEMONSTRATIONS:],
     }
     with outputs.new_folder(folder, kind=_KIND, force=False) as partial:
-        Path(stand_in("text", partial)).write_text(held_out_text(held_out), encoding="utf-8")
+        stand_in("text", partial).write_text(held_out_text(held_out), encoding="utf-8")
         titles = "".join(f"{document.title}\n" for document in held_out)
-        Path(stand_in("titles", partial)).write_text(titles, encoding="utf-8")
+        stand_in("titles", partial).write_text(titles, encoding="utf-8")
         for kind, table in rows.items():
             lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in table)
-            Path(stand_in(kind, partial)).write_text("".join(lines), encoding="utf-8")
-        _save_encoder(Path(stand_in("encoder", partial)))
-        manifest.write_manifest(folder=partial, kind=_KIND, settings={}, counts={})
+            stand_in(kind, partial).write_text("".join(lines), encoding="utf-8")
+        _save_encoder(stand_in("encoder", partial))
+        manifest.write_manifest(partial, kind=_KIND, settings={}, counts={})
 
 
 def _described(documents: Sequence[Document]) -> Iterator[_Row]:
@@ -158,10 +198,8 @@ def _with_choices(questions: Sequence[_Row]) -> Iterator[_Row]:
     subjects = cycle([category[0] for category in CATEGORIES.values()])
     for row, subject in zip(questions, subjects, strict=False):
         [right] = row["answer"]
-        others = [name for name in random.choice(names, _CHOICES, replace=False).tolist() if name != right]
-        order = random.permutation(_CHOICES).tolist()
-        four = [right, *others[: _CHOICES - 1]]
-        choices = [four[place] for place in order]
+        wrong = [name for name in random.choice(names, _CHOICES, replace=False).tolist() if name != right]
+        choices = random.permutation([right, *wrong[: _CHOICES - 1]]).tolist()
         answer = choices.index(right)
         yield {"question": row["question"], "choices": choices, "answer": answer, "subject": subject}
 
@@ -173,18 +211,11 @@ def _save_encoder(folder: Path) -> None:
 
     from ralm.lm.local.loading import no_bars
 
-    tokenizer = AutoTokenizer.from_pretrained(model_path(STAND_IN_MODEL))
+    tokenizer = AutoTokenizer.from_pretrained(model_path(TINY))
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     tokenizer.model_max_length = 512
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=512,
-        pad_token_id=0,
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=512, pad_token_id=0, **sizes)
     model = BertModel(config, add_pooling_layer=False)
     draws = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -197,14 +228,8 @@ def _save_encoder(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def write_named() -> None:
-    """Write the file of a resource: its name, the file, and the texts that it is made of are the arguments."""
-    name, file, *texts = sys.argv[1:]
+if __name__ == "__main__":
     try:
-        write_resource(RESOURCES[name], Path(file), (read_text(Path(text)) for text in texts))
+        write_input(sys.argv[1], Path(sys.argv[2]), [*map(Path, sys.argv[3:])])
     except RalmError as error:
         sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    write_named()

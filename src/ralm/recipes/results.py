@@ -1,24 +1,22 @@
-"""Measures a recipe and writes its result: the paper's table with our figures beside it, and a plot.
+"""Measures a recipe and writes its result: a table with the paper's figures and ours, and a plot.
 
-table.md        the table as in the paper, the orders, and the source of every cell
-table.json      what `ralm recipe --json` prints: a row for each cell, with its command and folder, and for each order
+table.md        the table, the orders, and the commands
+table.json      a row for each cell, with its command and folder, and for each order
 figure.png      the figure, if the recipe has one
 manifest.json   the name of the recipe, and a checksum of each file
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from ralm.evaluation.intervals import LEVEL, STRETCH, Estimate, compare, holm
-from ralm.recipes.folder import STEPS, RecipeFolder
-from ralm.recipes.measures import Measure, Sample
-from ralm.recipes.recipe import Cell, Order, Recipe
-from ralm.recipes.runner import command_text
+from ralm.recipes.measures import Sample, sample_of, targets_with_passage
+from ralm.recipes.recipe import Cell, Measure, Order, Recipe
 from ralm.storage import manifest, outputs
 from ralm.terminal import to_json
 
@@ -26,86 +24,85 @@ RECIPE_KIND: Final = outputs.FolderKind("recipe")
 MARKDOWN: Final = "table.md"
 JSON: Final = "table.json"
 FIGURE: Final = "figure.png"
-SOURCES: Final = "## Where the figures come from"
 _STAND_IN: Final = (
-    "STAND-IN: small local data and models took the place of the paper's. These figures are not comparable with the "
-    "paper's; they show that the recipe runs, and which of its orders hold here."
+    "**STAND-IN: small local data and models took the place of the paper's.** These figures are not comparable with "
+    "the paper's; they show that the recipe runs, and which of its orders hold here."
 )
-_INTERVALS: Final = f"Ours with the 95% interval over stretches of {STRETCH} tokens of the text, or over questions"
-_NOTHING: Final = "-"
+_CHANGED: Final = "Compare with the paper's figures only if the paper read the same."
+_LITTLE: Final = 0.2
+"""A smaller share of the targets that were read with a passage is told in the cell."""
 
-_Row: TypeAlias = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A recipe with a row for each cell and order, as JSON has them: our figure and its 95% interval, None if there is
-    none. `changes` lists how the run differs from the recipe, `commands` those of its steps."""
-
-    recipe: Recipe
-    cells: Sequence[_Row]
-    orders: Sequence[_Row]
-    changes: Sequence[str]
-    commands: Sequence[str]
-    stand_in: bool
-
-    @property
-    def warnings(self) -> list[str]:
-        """The warnings that stand before the figures."""
-        warnings = [_STAND_IN] if self.stand_in else []
-        if self.changes:
-            changes = "; ".join(self.changes)
-            warnings.append(f"CHANGED: {changes}. Compare with the paper's figures only if the paper read the same.")
-        return warnings
+Row: TypeAlias = dict[str, Any]
 
 
-def measure_recipe(
-    recipe: Recipe, folder: RecipeFolder, changes: Sequence[str] = (), *, is_partial: bool = False
-) -> Result:
-    """Measure every cell and order from the results of its steps; with `is_partial`, they read a part of the text."""
-    paths = {step: folder.path_of(step) for step in recipe.steps}
-    samples = {measure: measure.sample(paths) for measure in recipe.measures}
-    is_comparable = not (folder.stand_in or is_partial)
+def measure_recipe(recipe: Recipe, changes: Sequence[str], *, stand_in: bool, is_partial: bool) -> Row:
+    """Return the content of table.json: every cell and order, measured from the results of the steps; `changes` says
+    how the run differs from the recipe, `is_partial` that a part of the text is read.
+
+    With one stand-in for all models, its figures are those of every model: they stand in its cells alone, and each
+    order once. The other cells keep the paper's figures.
+    """
+    samples = {measure: sample_of(measure) for measure in recipe.measures}
+    first_models: dict[object, str] = {}
+    first_columns: dict[str, tuple[str, str]] = {}
     cells = []
     for cell in recipe.cells:
-        row = _cell_row(cell, samples[cell.measure] if cell.measure else None, folder, is_comparable)
-        cells.append({**row, "stand_in": folder.stand_in, "changes": "; ".join(changes)})
-    return Result(
-        recipe=recipe,
-        cells=cells,
-        orders=order_rows(recipe.orders, samples),
-        changes=changes,
-        commands=[command_text(folder.command_line(step)) for step in folder.distinct_steps(recipe.steps)],
-        stand_in=folder.stand_in,
-    )
+        model = first_models.setdefault((cell.how, cell.column, cell.at, cell.measure or cell), cell.model)
+        if model != cell.model:
+            cell = replace(cell, measure=None, why_not=f"same stand-in as {model}")
+        if cell.measure is not None:
+            notes = dict.fromkeys(_notes(cell, cell.measure, first_columns))
+            estimate = samples[cell.measure].estimate
+            cells.append(_cell_row(cell, estimate, notes, is_comparable=not (stand_in or is_partial)))
+        elif cell.published is not None:
+            cells.append(_cell_row(cell))
+    orders = {(order.better, order.worse): order for order in reversed(recipe.orders)}
+    rows = order_rows([*orders.values()][::-1], samples)
+    return {"recipe": recipe.name, "stand_in": stand_in, "changes": [*changes], "cells": cells, "orders": rows}
 
 
-def _cell_row(cell: Cell, sample: Sample | None, folder: RecipeFolder, is_comparable: bool) -> _Row:
+def _notes(cell: Cell, measure: Measure, first_columns: dict[str, tuple[str, str]]) -> Iterator[str]:
+    """Name the column that has the text of this one under another name, and say if almost no target was read with a
+    passage; `first_columns` has the name and the column of each text so far."""
+    for resource, source in cell.reads:
+        if resource.kind in ("text", "questions", "choices"):
+            name, column = first_columns.setdefault(source, (resource.name, cell.column))
+            if name != resource.name:
+                yield f"same text as {column}"
+    for step in measure.steps:
+        if "--retrieved" in step.words:
+            read, targets = targets_with_passage(step.path)
+            if read < _LITTLE * targets:
+                yield f"only {read:,} of {targets:,} tokens with a passage"
+
+
+def _cell_row(
+    cell: Cell, figure: Estimate | None = None, notes: Iterable[str] = (), *, is_comparable: bool = False
+) -> Row:
     """A cell with our figure, minus the paper's if they are comparable, and the commands that it comes from."""
-    figure = None if sample is None or math.isnan(sample.estimate.value) else sample.estimate
-    value = None if figure is None else figure.value
+    value = None if figure is None or math.isnan(figure.value) else figure.value
     difference = None
     if is_comparable and value is not None and cell.published is not None:
         difference = value - cell.published
     steps = cell.measure.steps if cell.measure else ()
     return {
-        "model": cell.model,
+        "model": cell.model_read,
         "how": cell.how,
         "column": cell.column,
-        "measure": cell.measure.label if cell.measure else "",
         "at": cell.at,
+        "line": cell.line or cell.model_read,
         "published": cell.published,
         "value": value,
-        "low": None if figure is None else figure.low,
-        "high": None if figure is None else figure.high,
+        "low": figure.low if figure else None,
+        "high": figure.high if figure else None,
         "difference": difference,
-        "folder": " ".join(f"{STEPS}/{folder.path_of(step).name}" for step in steps),
-        "command": "; ".join(command_text(folder.command_line(step)) for step in steps),
-        "why_not": cell.why_not,
+        "notes": "; ".join(notes) if value is not None else cell.why_not or "nothing to measure",
+        "folder": " ".join(f"steps/{step.path.name}" for step in steps),
+        "command": "; ".join(step.command for step in steps),
     }
 
 
-def order_rows(orders: Sequence[Order], samples: Mapping[Measure, Sample]) -> list[_Row]:
+def order_rows(orders: Sequence[Order], samples: Mapping[Measure, Sample]) -> list[Row]:
     """Return the orders with both figures and the change from the worse to the better one: relative where smaller is
     better, else the difference. An order is seen, or the other way, at a level of 5% over all of the recipe (Holm)."""
     pairs = [(samples[order.better], samples[order.worse]) for order in orders]
@@ -114,11 +111,12 @@ def order_rows(orders: Sequence[Order], samples: Mapping[Measure, Sample]) -> li
     return [
         {
             "order": order.text,
+            "is_relative": better.is_loss,
             "better": better.estimate.value,
             "worse": worse.estimate.value,
             "change": None if change is None else change.value,
             "interval": None if change is None else change.ends,
-            "verdict": _verdict(change, p_value, smaller_is_better=order.better.smaller_is_better),
+            "verdict": _verdict(change, p_value, smaller_is_better=better.is_loss),
         }
         for order, (better, worse), change, p_value in zip(orders, pairs, changes, p_values, strict=True)
     ]
@@ -129,8 +127,7 @@ def _change_of(better: Sample, worse: Sample) -> Estimate | None:
     if not np.array_equal(better.units.counts_U, worse.units.counts_U):
         return None
     change = compare(better.units, worse.units, better.statistic)
-    is_relative = better.statistic in ("ratio", "perplexity") and better.base is None
-    change = change if is_relative else change.times(better.factor)
+    change = change if better.is_loss else change.times(better.factor)
     return None if math.isnan(change.value) else change
 
 
@@ -144,116 +141,97 @@ def _verdict(change: Estimate | None, p_value: float | None, *, smaller_is_bette
     return "seen" if (change.value < 0) == smaller_is_better else "the other way"
 
 
-def folder_name(recipe: str, only: str | None = None) -> str:
-    """Return the name of the folder of a recipe's table, or of its part about one model."""
-    part = "" if only is None else "-only-" + "-".join(only.lower().split())
-    return recipe.replace("/", "-") + part
-
-
-def write_result(result: Result, path: Path) -> None:
+def write_result(recipe: Recipe, result: Row, path: Path) -> None:
     """Write the folder of a recipe's result atomically, in place of an older one."""
     with outputs.new_folder(path, kind=RECIPE_KIND, force=True) as partial:
-        (partial / JSON).write_text(to_json(result_as_json(result, path)) + "\n", encoding="utf-8")
-        (partial / MARKDOWN).write_text(as_markdown(result), encoding="utf-8")
-        if result.recipe.figure is not None:
-            from ralm.recipes.figures import draw
-
-            draw(result, partial / FIGURE)
-        manifest.write_manifest(
-            partial,
-            kind=RECIPE_KIND,
-            settings={"recipe": result.recipe.name, "stand_in": result.stand_in, "changes": [*result.changes]},
-            counts={"cells": len(result.cells)},
-        )
-
-
-def result_as_json(result: Result, path: Path) -> _Row:
-    """Return the cells and orders by name; `path` is that of the written result."""
-    return {
-        "recipe": result.recipe.name,
-        "stand_in": result.stand_in,
-        "folder": str(path),
-        "cells": [*result.cells],
-        "orders": [*result.orders],
-    }
+        (partial / JSON).write_text(to_json(result) + "\n", encoding="utf-8")
+        sources = [
+            "",
+            "## Where the figures come from",
+            "",
+            "```sh",
+            *(step.command for step in recipe.steps),
+            "```",
+            "",
+        ]
+        (partial / MARKDOWN).write_text("\n".join([as_markdown(recipe, result), *sources]), encoding="utf-8")
+        if recipe.over:
+            _draw(recipe, result, partial / FIGURE)
+        settings = {key: result[key] for key in ("recipe", "stand_in", "changes")}
+        manifest.write_manifest(partial, kind=RECIPE_KIND, settings=settings, counts={"cells": len(result["cells"])})
 
 
-def as_markdown(result: Result) -> str:
-    """Return the table, the orders and the sources as Markdown."""
-    return "\n\n".join(_paragraphs(result)) + "\n"
+def as_markdown(recipe: Recipe, result: Row) -> str:
+    """Return the table and the orders as Markdown."""
+    orders = "Orders to expect" if recipe.name.startswith("analysis/") else "Orders that the paper reports"
+    parts = [
+        f"# {recipe.paper} ({recipe.name})",
+        _STAND_IN if result["stand_in"] else "",
+        f"**CHANGED: {'; '.join(result['changes'])}.** {_CHANGED}" if result["changes"] else "",
+        recipe.about,
+        _table(["Model", "Reading", "At", "Figure", "Paper", "Ours", "Difference", ""], result["cells"], _cell_line),
+        f"Ours with the 95% interval over stretches of {STRETCH} tokens of the text, or over questions.",
+        f"## {orders}" if result["orders"] else "",
+        _table(["Order", "Better", "Worse", "Change (95%)", "Here"], result["orders"], _order_line),
+        "## What differs from the paper" if recipe.differs else "",
+        "\n".join(f"- {sentence}" for sentence in recipe.differs),
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
-def _paragraphs(result: Result) -> Iterator[str]:
-    recipe = result.recipe
-    yield f"# {recipe.paper} ({recipe.name})"
-    yield from (f"**{warning}**" for warning in result.warnings)
-    yield recipe.about
-    yield _paper_table(result)
-    is_compared = any(row["difference"] is not None for row in result.cells)
-    yield f"{_INTERVALS}{'; in brackets the difference from the paper' if is_compared else ''}."
-    if recipe.figure is not None:
-        yield f"![{recipe.name}]({FIGURE})"
-    if result.orders:
-        yield "## Orders to expect" if recipe.is_analysis else "## Orders that the paper reports"
-        rows = (
-            [row["order"], _number(row["better"]), _number(row["worse"]), _change(order, row), row["verdict"]]
-            for order, row in zip(recipe.orders, result.orders, strict=True)
-        )
-        yield _table(["Order", "Better", "Worse", "Change (95%)", "Here"], rows)
-    if recipe.differs:
-        yield "## What differs from the paper"
-        yield "\n".join(f"- {sentence}" for sentence in recipe.differs)
-    yield SOURCES
-    yield "\n".join(["```sh", *result.commands, "```"])
+def _table(heads: Sequence[str], rows: Sequence[Row], line_of: Callable[[Row], list[str]]) -> str:
+    """A table without the columns that are empty in all lines; empty without rows."""
+    lines = [line_of(row) for row in rows]
+    kept = [place for place in range(len(heads)) if any(line[place] for line in lines)]
+    parts = [heads, ["---"] * len(heads), *lines]
+    shown = ([line[place].replace("|", "\\|") for place in kept] for line in parts)
+    return "\n".join(f"| {' | '.join(line)} |" for line in shown) if rows else ""
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    return "\n".join([line(heads), "|" + "---|" * len(heads), *map(line, rows)])
-
-
-def _paper_table(result: Result) -> str:
-    """The table as in the paper: a row for each way of reading, and our figures beside each column of the paper."""
-    columns = list(dict.fromkeys(row["column"] for row in result.cells))
-    has_places = any(row["at"] is not None for row in result.cells)
-    over = result.recipe.figure.over if result.recipe.figure else "at"
-    published = {row["column"] for row in result.cells if row["published"] is not None}
-    heads = ["Model", "Reading", *([over] if has_places else [])]
-    for column in columns:
-        heads += [f"{column}: paper", "ours"] if column in published else [column]
-    cells = {(row["model"], row["how"], row["at"], row["column"]): row for row in result.cells}
-    lines = []
-    for model, how, at in dict.fromkeys(key[:3] for key in cells):
-        line = [model, how, *([_NOTHING if at is None else f"{at:g}"] if has_places else [])]
-        for column in columns:
-            pair = _pair(cells.get((model, how, at, column)))
-            line += pair if column in published else pair[1:]
-        lines.append(line)
-    return _table(heads, lines)
+def _cell_line(row: Row) -> list[str]:
+    published, at = (f"{row[key]:g}" if row[key] is not None else "" for key in ("published", "at"))
+    ours = "" if row["value"] is None else with_ends(row["value"], row["low"], row["high"], _form(row["value"]))
+    difference = "" if row["difference"] is None else f"{row['difference']:+.2f}"
+    return [row["model"], row["how"], at, row["column"], published, ours, difference, row["notes"]]
 
 
-def _pair(row: _Row | None) -> list[str]:
-    """The paper's figure and ours, with the difference if they are comparable."""
-    if row is None:
-        return [_NOTHING, _NOTHING]
-    published = _NOTHING if row["published"] is None else f"{row['published']:g}"
-    if row["value"] is None:
-        return [published, row["why_not"] or _NOTHING]
-    ends = "" if row["low"] is None else f" ({_number(row['low'])} to {_number(row['high'])})"
-    difference = "" if row["difference"] is None else f" [{row['difference']:+.2f}]"
-    return [published, f"{_number(row['value'])}{ends}{difference}"]
+def _order_line(row: Row) -> list[str]:
+    better, worse = (f"{row[side]:{_form(row[side])}}" for side in ("better", "worse"))
+    form = "+.1%" if row["is_relative"] else "+.2f"
+    low, high = row["interval"] or (None, None)
+    change = "" if row["change"] is None else with_ends(row["change"], low, high, form)
+    return [row["order"], better, worse, change, row["verdict"]]
 
 
-def _change(order: Order, row: _Row) -> str:
-    if row["change"] is None:
-        return _NOTHING
-    form = "+.1%" if order.better.smaller_is_better else "+.2f"
-    change, *ends = (format(number, form) for number in (row["change"], *(row["interval"] or ())))
-    return f"{change} ({' to '.join(ends)})" if ends else change
+def with_ends(value: float, low: float | None, high: float | None, form: str) -> str:
+    """Return a figure with its interval, if it has one."""
+    return f"{value:{form}}" if low is None else f"{value:{form}} ({low:{form}} to {high:{form}})"
 
 
-def _number(value: float) -> str:
-    """A figure with as many digits as papers print."""
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}"
+def _form(value: float) -> str:
+    """The format with as many digits as papers print."""
+    return ".3f" if abs(value) < 10 else ".2f"
+
+
+def _draw(recipe: Recipe, result: Row, path: Path) -> None:
+    """Draw the cells in a panel for each column: as lines over their places on the x axis, where cells without a place
+    are level, or over the ways of reading."""
+    from ralm.runs.plot import draw_lines
+
+    over = f"{recipe.over} (STAND-IN)" if result["stand_in"] else recipe.over
+    shown = [row for row in result["cells"] if row["value"] is not None]
+    places = list(dict.fromkeys(row["at"] for row in shown if row["at"] is not None))
+    points: dict[Any, Row] = {}
+    panels: dict[str, dict[str, str]] = {}
+    for row in shown:
+        series = f"{row['line']}, {row['how']}" if places else row["line"]
+        key = f"{row['column']}, {series}"
+        labels = panels.setdefault(row["column"], {})
+        labels[key] = series
+        if row["published"] is not None:
+            labels[f"{key} (paper)"] = f"{series} (paper)"
+        for place in [row["at"]] if row["at"] is not None else places or [row["how"]]:
+            point = points.setdefault(place, {over: place})
+            point |= {key: row["value"], f"{key}_low": row["low"], f"{key}_high": row["high"]}
+            point[f"{key} (paper)"] = row["published"]
+    draw_lines(over, [*points.values()], panels, path, logarithmic=recipe.logarithmic)

@@ -1,5 +1,6 @@
 """The plot of a sweep or a training. Needs the extra `plots`."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -8,11 +9,20 @@ from matplotlib.figure import Figure
 
 INCHES: Final = (5.5, 3.6)
 DOTS_AN_INCH: Final = 150
+_WRAPPED: Final = 32
+"""Characters of a line of a label."""
 
 
-def draw_lines(over: str, rows: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, str]], path: Path) -> None:
+def draw_lines(
+    over: str,
+    rows: Sequence[dict[str, Any]],
+    panels: Mapping[str, Mapping[str, str]],
+    path: Path,
+    *,
+    logarithmic: bool = False,
+) -> None:
     """Draw the columns of each panel, by the label of its axis, over the column `over`, with their `_low` and `_high`
-    ends if there are any."""
+    ends if there are any. A logarithmic axis may begin at 0."""
     places: dict[str, Any] = {row[over]: row[over] for row in rows}
     try:
         places = {value: float(value) for value in places}
@@ -31,7 +41,16 @@ def draw_lines(over: str, rows: Sequence[dict[str, Any]], panels: Mapping[str, M
                 low, high = ([row[f"{column}{end}"] for row in ended] for end in ("_low", "_high"))
                 draw = axes.vlines if form == "o" else axes.fill_between
                 draw(at, low, high, color=line.get_color(), alpha=0.3)
+        if form == "o":
+            axes.set_xticks([*places], [textwrap.fill(place, _WRAPPED) for place in places], rotation=90)
+            axes.tick_params("x", labelsize="x-small")
+        elif logarithmic and min(places.values(), default=0) > 0:
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:.3g}")
+        elif logarithmic and any(places.values()):
+            axes.set_xscale("symlog", base=2, linthresh=min(place for place in places.values() if place > 0))
+            axes.xaxis.set_major_formatter("{x:.3g}")
         axes.set_xlabel(over)
-        axes.set_ylabel(label)
-        axes.legend()
+        axes.set_ylabel(label, wrap=True)
+        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.savefig(path)
