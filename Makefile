@@ -8,17 +8,7 @@
 #                  longer campaigns: make test-all KILLS=50 FUZZ=5000 SOAK=1800
 # make lint    lint, types, layers, spelling and words alone
 # make golden  all cases of other programs' answers; make test compares a part of the slowest ones
-# make bench   the benchmarks, each against a named baseline in the same run
-# make bench-retrieval   BM25 against other engines
-# make bench-dense       dense and hybrid retrieval against BM25, brute force and the encoder itself
-# make bench-scoring     the scoring engine against the plain loop
-# make bench-generation  generation from ensembles against plain generation
-# make bench-learning    signals and training against plain loops
-# make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
-# make bench-answering   answers to questions with 16 demonstrations and ten passages against the plain loop of prompts
-# make bench-serving     the server with many requests at once against one after another
-# make bench-cluster     an evaluation on a Ray cluster of one machine against the plain command
-# make bench-api         requests to models behind an API, certified tokens, reading ahead
+# make bench   the benchmarks that take minutes, each against a named baseline in the same run
 # make bench-real MODELS=FOLDER   both papers' orders on real models, in transformers folders; SCALE=full needs a GPU
 # make gpu     what needs a GPU: its answers against the processor's, and its speed, in gpu-report/report.md; ONLY="golden"
 # make docs    write docs/command-line.md from the program's own help and docs/python-api.md from the docstrings, and the
@@ -52,7 +42,7 @@ differences = { $(1)/bin/python -m tools.lock differences; exit 1; }
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo demo-real serve-demo test pytest test-all test-fast test-lowest test-latest lock lint golden bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-cluster bench-api bench-real gpu docs clean
+.PHONY: demo demo-real serve-demo test pytest test-all test-fast test-lowest test-latest lock lint golden bench bench-real gpu docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -109,45 +99,17 @@ golden: $(VENV)/installed-dev
 	RALM_GOLDEN=all $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/test_against_reference.py tests/answering/test_official_qa.py tests/test_reference_figures.py
 
 bench: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.index_memory
-	$(BIN)/python -m benchmarks.index_curve
-	$(BIN)/python -m benchmarks.corpus
-
-bench-retrieval: $(VENV)/installed-dev
 	$(PIP) install --requirement requirements/bench.txt
 	if java -version 2>/dev/null; then $(PIP) install --no-deps pyserini pyjnius; fi  # Lucene; wants Java 21 in JAVA_HOME
-	$(BIN)/python -m benchmarks.retrieval
-
-bench-dense: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.dense
-
-bench-scoring: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.retrieval --passages 100000
 	$(BIN)/python -m benchmarks.scoring
-	$(BIN)/python -m benchmarks.linear_layers
-
-bench-generation: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.generation
-	$(BIN)/python -m benchmarks.drawing
-	$(BIN)/python -m benchmarks.recurrent
-
-bench-learning: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.learning
-	$(BIN)/python -m benchmarks.retriever_training
-
-bench-ensembles: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.ensembles
-
-bench-answering: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.answering
-
-bench-serving: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.serving
-
-bench-cluster: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.cluster
-
-bench-api: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.api
+	$(BIN)/python -m benchmarks.generation
+	$(BIN)/python -m benchmarks.serving.batching
+	$(BIN)/python -m benchmarks.serving.proxy
+	$(BIN)/python -m benchmarks.serving.retrieve bench-results --passages 100000
+	$(BIN)/python -m benchmarks.serving.passages ralm-tiny --tokens 100
+	$(BIN)/python -m benchmarks.learning
 
 bench-real: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.real_models $(MODELS) --scale $(or $(SCALE),small)
