@@ -93,6 +93,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell *.md docs src benchmarks tools
+	$(BIN)/codespell --dictionary tools/house_words.txt README.md CONTRIBUTING.md docs src
 	$(BIN)/python -m tools.house
 
 golden: $(VENV)/installed-dev
