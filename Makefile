@@ -85,7 +85,9 @@ test-latest:
 lock:
 	$(call venv,$(LOCKER))
 	$(LOCKER)/bin/$(PIP_UNLOCKED) install uv==0.13.9
-	$(LOCKER)/bin/python -m tools.lock write
+	$(LOCKER)/bin/uv pip compile pyproject.toml requirements/dev.txt requirements/bench.txt --all-extras --universal \
+		--python-version 3.11 --constraint requirements/torch-cpu.txt --upgrade --no-annotate \
+		--custom-compile-command "make lock" --output-file $(LOCK) --quiet
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check
