@@ -36,7 +36,9 @@ KILLS ?= 6
 FUZZ ?= 100
 SOAK ?= 120
 # makes a virtual environment in the folder $(1), unless it is there
-venv = test -x $(1)/bin/python || { $(PYTHON) tools/python_version.py && $(PYTHON) -m venv $(1); }
+venv = test -x $(1)/bin/python || { $(right_python) && $(PYTHON) -m venv $(1); }
+right_python = $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
+	{ echo "ralm needs Python 3.11 to 3.14: use \`make PYTHON=/path/to/another ...\`."; exit 1; }
 # what a failed test of other versions ends with
 differences = { $(1)/bin/python -m tools.lock differences; exit 1; }
 # old releases warn of each other
