@@ -129,7 +129,7 @@ docs: $(VENV)/installed-dev
 	$(SITE)/bin/$(PIP_UNLOCKED) install --requirement requirements/docs.txt
 	rm -rf .site-docs && cp -R docs .site-docs
 	for page in docs/*.md; do sed -E 's#\[([^]]*)\]\((\.\./|deploy/)[^)]*\)#\1#g' $$page > .site-docs/$$(basename $$page); done
-	$(SITE)/bin/zensical build --clean --strict
+	PYTHONPATH=. $(SITE)/bin/zensical build --clean --strict
 
 clean:
 	rm -rf $(VENV) $(LOWEST) $(LATEST) $(LOCKER) $(SITE) site .site-docs .cache ralm-demo ralm-demo-real .mypy_cache .ruff_cache .pytest_cache .hypothesis
