@@ -8,17 +8,7 @@
 #                  longer campaigns: make test-all KILLS=50 FUZZ=5000 SOAK=1800
 # make lint    lint, types, layers, spelling and words alone
 # make golden  all cases of other programs' answers; make test compares a part of the slowest ones
-# make bench   the benchmarks, each against a named baseline in the same run
-# make bench-retrieval   BM25 against other engines
-# make bench-dense       dense and hybrid retrieval against BM25, brute force and the encoder itself
-# make bench-scoring     the scoring engine against the plain loop
-# make bench-generation  generation from ensembles against plain generation
-# make bench-learning    signals and training against plain loops
-# make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
-# make bench-answering   answers to questions with 16 demonstrations and ten passages against the plain loop of prompts
-# make bench-serving     the server with many requests at once against one after another
-# make bench-cluster     an evaluation on a Ray cluster of one machine against the plain command
-# make bench-api         requests to models behind an API, certified tokens, reading ahead
+# make bench   the benchmarks that take minutes, each against a named baseline in the same run
 # make bench-real MODELS=FOLDER   both papers' orders on real models, in transformers folders; SCALE=full needs a GPU
 # make gpu     what needs a GPU: its answers against the processor's, and its speed, in gpu-report/report.md; ONLY="golden"
 # make docs    write docs/command-line.md from the program's own help and docs/python-api.md from the docstrings, and the
@@ -46,13 +36,15 @@ KILLS ?= 6
 FUZZ ?= 100
 SOAK ?= 120
 # makes a virtual environment in the folder $(1), unless it is there
-venv = test -x $(1)/bin/python || { $(PYTHON) tools/python_version.py && $(PYTHON) -m venv $(1); }
+venv = test -x $(1)/bin/python || { $(right_python) && $(PYTHON) -m venv $(1); }
+right_python = $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
+	{ echo "ralm needs Python 3.11 to 3.14: use \`make PYTHON=/path/to/another ...\`."; exit 1; }
 # what a failed test of other versions ends with
 differences = { $(1)/bin/python -m tools.lock differences; exit 1; }
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo demo-real serve-demo test pytest test-all test-fast test-lowest test-latest lock lint golden bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-cluster bench-api bench-real gpu docs clean
+.PHONY: demo demo-real serve-demo test pytest test-all test-fast test-lowest test-latest lock lint golden bench bench-real gpu docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -95,7 +87,9 @@ test-latest:
 lock:
 	$(call venv,$(LOCKER))
 	$(LOCKER)/bin/$(PIP_UNLOCKED) install uv==0.13.9
-	$(LOCKER)/bin/python -m tools.lock write
+	$(LOCKER)/bin/uv pip compile pyproject.toml requirements/dev.txt requirements/bench.txt --all-extras --universal \
+		--python-version 3.11 --constraint requirements/torch-cpu.txt --upgrade --no-annotate \
+		--custom-compile-command "make lock" --output-file $(LOCK) --quiet
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check
@@ -103,51 +97,24 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell *.md docs src benchmarks tools
+	$(BIN)/codespell --dictionary tools/house_words.txt README.md CONTRIBUTING.md docs src
 	$(BIN)/python -m tools.house
 
 golden: $(VENV)/installed-dev
 	RALM_GOLDEN=all $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/test_against_reference.py tests/answering/test_official_qa.py tests/test_reference_figures.py
 
 bench: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.index_memory
-	$(BIN)/python -m benchmarks.index_curve
-	$(BIN)/python -m benchmarks.corpus
-
-bench-retrieval: $(VENV)/installed-dev
 	$(PIP) install --requirement requirements/bench.txt
 	if java -version 2>/dev/null; then $(PIP) install --no-deps pyserini pyjnius; fi  # Lucene; wants Java 21 in JAVA_HOME
-	$(BIN)/python -m benchmarks.retrieval
-
-bench-dense: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.dense
-
-bench-scoring: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.retrieval --passages 100000
 	$(BIN)/python -m benchmarks.scoring
-	$(BIN)/python -m benchmarks.linear_layers
-
-bench-generation: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.generation
-	$(BIN)/python -m benchmarks.drawing
-	$(BIN)/python -m benchmarks.recurrent
-
-bench-learning: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.learning
-	$(BIN)/python -m benchmarks.retriever_training
-
-bench-ensembles: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.ensembles
-
-bench-answering: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.answering
-
-bench-serving: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.serving
-
-bench-cluster: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.cluster
-
-bench-api: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.api
+	$(BIN)/python -m benchmarks.generation
+	$(BIN)/python -m benchmarks.serving.batching
+	$(BIN)/python -m benchmarks.serving.proxy
+	$(BIN)/python -m benchmarks.serving.retrieve bench-results --passages 100000
+	$(BIN)/python -m benchmarks.serving.passages ralm-tiny --tokens 100
+	$(BIN)/python -m benchmarks.learning
 
 bench-real: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.real_models $(MODELS) --scale $(or $(SCALE),small)
@@ -162,7 +129,7 @@ docs: $(VENV)/installed-dev
 	$(SITE)/bin/$(PIP_UNLOCKED) install --requirement requirements/docs.txt
 	rm -rf .site-docs && cp -R docs .site-docs
 	for page in docs/*.md; do sed -E 's#\[([^]]*)\]\((\.\./|deploy/)[^)]*\)#\1#g' $$page > .site-docs/$$(basename $$page); done
-	$(SITE)/bin/zensical build --clean --strict
+	PYTHONPATH=. $(SITE)/bin/zensical build --clean --strict
 
 clean:
 	rm -rf $(VENV) $(LOWEST) $(LATEST) $(LOCKER) $(SITE) site .site-docs .cache ralm-demo ralm-demo-real .mypy_cache .ruff_cache .pytest_cache .hypothesis

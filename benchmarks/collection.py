@@ -2,22 +2,19 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.measuring import DATA
 from ralm.corpus.splitting import split_by_words
 from ralm.demo.documentation import standard_library_documentation
 from ralm.retrieval.analysis import ENGLISH, Analyser
 
-WIKIPEDIA: Final = 21_015_324
-"""The passages of DPR's Wikipedia."""
-DATA: Final = Path(__file__).parents[2] / "shared" / "data"
 _CORPORA: Final = ("britannica/edition4", "wikipedia_passages/passages", "medquad/corpus")
 _WORDS, _WINDOW, _STRIDE = 100, 24, 3
 _WORDS_OF_A_TEXT: Final = 6000
@@ -51,7 +48,7 @@ class Collection:
 
 
 def real_passages() -> Iterator[str]:
-    """Passages of 100 words, from the corpora beside the checkout (required) and Python's documentation."""
+    """Yield passages of 100 words, from the corpora beside the checkout and Python's documentation."""
     for name in _CORPORA:
         with gzip.open(DATA / f"{name}.jsonl.gz", "rt", encoding="utf-8") as stream:
             for line in stream:
@@ -60,11 +57,11 @@ def real_passages() -> Iterator[str]:
         yield from (piece.text for piece in split_by_words(document.text, _WORDS))
 
 
-def real_collection() -> Collection:
-    """The same passages, with queries from held-out text: windows of 24 words, three words apart."""
+def real_collection(texts: Iterable[str]) -> Collection:
+    """Return passages with queries from held-out text: windows of 24 words, three words apart."""
     analyse = Analyser(ENGLISH)
     vocabulary: dict[str, int] = {}
-    passages = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyse(text)] for text in real_passages()]
+    passages = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyse(text)] for text in texts]
     queries = [
         [vocabulary.setdefault(term, len(vocabulary)) for term in analyse(" ".join(words[i : i + _WINDOW]))]
         for words in _held_out()

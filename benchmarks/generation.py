@@ -1,30 +1,27 @@
 """Generation from ensembles against plain generation: same model, in one process.
 
-    python -m benchmarks.generation [--dtypes float32,bfloat16] [--threads 1] [--rounds 5] [--out FILE]
+    python -m benchmarks.generation [--dtypes float32 bfloat16] [--threads 1] [--rounds 5]
 
 The model has GPT-2 124M's shape and random weights, since only time is measured. Prompts have 128 tokens, documents 180
 to 256. The baseline is the model as transformers loads it, which continues one prompt alone with transformers' own
 cache: a ratio below the number of prompts times documents is faster than as many requests. Retrieval itself is not
 measured: hits are synthetic, and every 4 tokens, at each retrieval, a given share of the documents is replaced. Both
 generate rounds of 4 tokens (one retrieval each) in turns; a figure is the median of rounds. Reading before the first
-token is not counted. Prints a table; --out also writes one JSON object per line.
+token is not counted.
 """
 
 import argparse
-import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from pydantic import JsonValue
-from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from benchmarks.scoring import gpt2_tokenizer
+from benchmarks.measuring import print_table, random_model
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.registry import Dtype, ModelOptions
 from ralm.reading.ensemble import Ensemble
@@ -36,20 +33,6 @@ from ralm.records import Hits, IntArray, Passage
 
 STRIDE, PROMPT_TOKENS, DOCUMENT_TOKENS, POOL = 4, 128, 256, 400
 WORDS = "the a of passage model time window token document that was read in front city year name first known".split()
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the table."""
-
-    generation: str
-    prompts: int
-    documents: int
-    changed: float
-    dtype: str
-    plain_ms: float
-    ms: float
-    ratio: float
 
 
 class ChangingHits:
@@ -85,7 +68,7 @@ class ChangingHits:
 
 
 def in_turns(steps: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Milliseconds of each kind of step: medians of rounds of 4, taken in turns, without the first round."""
+    """Return the milliseconds of each kind of step: medians of rounds of 4 in turns, without the first round."""
     seconds = np.empty((rounds + 1, len(steps)))
     for number in range(rounds + 1):
         for kind, step in enumerate(steps):
@@ -117,8 +100,8 @@ class Case:
     sampling."""
 
     documents: int
-    changed: float = 0.0
     prompts: int = 1
+    changed: float = 0.0
     sampling: str = "greedy"
 
 
@@ -151,48 +134,36 @@ def ensemble(
     return writer.step
 
 
-def rows(dtype: Dtype, folder: str, rounds: int) -> Iterator[Row]:
-    """All cases in one number format."""
+def rows(dtype: Dtype, folder: str, rounds: int) -> Iterator[dict[str, object]]:
+    """Yield all cases in one number format."""
     model = load_transformers_model(folder, ModelOptions(dtype=dtype))
     library = AutoModelForCausalLM.from_pretrained(folder, dtype=model.model.dtype).eval().to(model.model.device)
     draw = np.random.default_rng(0)
     texts = [" ".join(draw.choice(WORDS, draw.integers(180, 300))) for _ in range(POOL + 1)]
     passages = [Passage(number=n, document_id=str(n), title="", text=text) for n, text in enumerate(texts)]
     prompt = model.tokenizer.encode(texts[POOL])[:PROMPT_TOKENS]
-    begin = time.perf_counter()
-    model.continuations()
-    print(f"weights packed in {time.perf_counter() - begin:.1f} s ({dtype})", flush=True)
+    model.continuations()  # packs the weights
     for case in [*CASES, *(CASES_OF_A_GPU if model.model.device.type == "cuda" else [])]:
-        step = ensemble(case, model, passages, prompt, rounds)
-        baseline, found = in_turns([plain(library, prompt), step], rounds)
-        yield Row(case.sampling, case.prompts, case.documents, case.changed, dtype, baseline, found, found / baseline)
+        baseline, ours = in_turns([plain(library, prompt), ensemble(case, model, passages, prompt, rounds)], rounds)
+        yield {
+            **asdict(case),
+            "dtype": dtype,
+            "plain, ms a token": baseline,
+            "ms a step": ours,
+            "ratio": ours / baseline,
+        }
 
 
 def main() -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    torch.manual_seed(0)
-    print("| generation | prompts | documents | changed | dtype | plain, ms a token | ms a step | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        AutoModelForCausalLM.from_config(GPT2Config()).save_pretrained(folder)
-        gpt2_tokenizer().save_pretrained(folder)
-        for dtype in arguments.dtypes.split(","):
-            for row in rows(dtype, folder, arguments.rounds):
-                print(
-                    "| "
-                    + " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in asdict(row).values())
-                    + " |",
-                    flush=True,
-                )
-                if arguments.out:
-                    with arguments.out.open("a") as stream:
-                        stream.write(json.dumps(asdict(row)) + "\n")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    with random_model() as folder:
+        print_table(row for dtype in args.dtypes for row in rows(dtype, folder, args.rounds))
 
 
 if __name__ == "__main__":

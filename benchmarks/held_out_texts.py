@@ -16,11 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.measuring import DATA
 from ralm.corpus.sources import read_documents
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.records import Document
 
-MEDQUAD = Path(__file__).parents[2] / "shared" / "data" / "medquad"
+MEDQUAD = DATA / "medquad"
 _WORDS = 50
 _WORD = re.compile(r"\s*\S+")
 _MOST = 40

@@ -18,17 +18,15 @@ NAMES = re.findall(r"\bas (\w+)", (SOURCE / "__init__.pyi").read_text(encoding="
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "tools").rglob("*.md")]
 
 
-def test_every_page_that_a_page_links_to_is_there() -> None:
+def test_every_page_and_heading_that_a_page_links_to_is_there() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
-
-
-def test_every_heading_that_a_page_links_to_is_there() -> None:
-    for page in PAGES:
-        for target, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
-            linked = page.parent / target if target else page
-            assert heading in _anchors(linked.read_text(encoding="utf-8")), f"{page.name}: {target}#{heading}"
+        for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+            if not target.startswith("https://"):
+                linked = page.parent / target if target else page
+                assert linked.exists(), f"{page.name}: {target}"
+                assert not heading or heading in _anchors(linked.read_text(encoding="utf-8")), (
+                    f"{page.name}: #{heading}"
+                )
 
 
 def test_the_index_and_the_menu_of_the_documentation_have_every_page() -> None:
@@ -42,10 +40,7 @@ def test_the_index_and_the_menu_of_the_documentation_have_every_page() -> None:
 def test_the_page_of_the_python_api_is_what_the_docstrings_say() -> None:
     written = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
     assert written == python_api_page.page(), "run `make docs`"
-
-
-def test_the_page_of_the_python_api_has_every_public_name() -> None:
-    assert sorted(re.findall(r"^### `?(\w+)`?$", python_api_page.page(), re.MULTILINE)) == sorted(NAMES)
+    assert sorted(re.findall(r"^### `?(\w+)`?$", written, re.MULTILINE)) == sorted(NAMES)
 
 
 def _anchors(text: str) -> set[str]:

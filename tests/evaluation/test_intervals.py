@@ -74,7 +74,6 @@ def test_a_share_has_wilsons_interval(right: int, of: int, low: float, high: flo
 
 @pytest.mark.parametrize(("units", "normal", "exponential"), [(10, 0.06, 0.11), (20, 0.06, 0.09), (60, 0.06, 0.075)])
 def test_intervals_keep_their_level(units: int, normal: float, exponential: float) -> None:
-    """A small version of benchmarks/intervals.py, with the same seed each time."""
     random, trials = np.random.default_rng(units), 2_000
     for samples_NU, bound in (
         (random.normal(size=(trials, units)), normal),

@@ -1,6 +1,9 @@
 """`ralm search --topics`: against Anserini's figures, in BEIR's format, by answers, and with run files."""
 
+import html
 import json
+import re
+import tarfile
 from collections.abc import Sequence
 from math import log2
 from pathlib import Path
@@ -10,7 +13,6 @@ import numpy as np
 import pytest
 
 import ralm as library
-from benchmarks.judged import cacm
 from ralm.errors import InputError, UsageError
 from ralm.evaluation import retrieval
 from ralm.records import Hits, Passage
@@ -60,8 +62,13 @@ def means(answer: dict[str, Any], place: int = -1) -> dict[str, float]:
 
 def test_cacm_has_the_figures_of_anserini(tmp_path: Path) -> None:
     data = shared("data", "cacm")
-    corpus = [{"id": one.document_id, "text": one.text} for one in cacm(data).passages]
-    (tmp_path / "cacm.jsonl").write_text("".join(json.dumps(row) + "\n" for row in corpus))
+    with tarfile.open(data / "cacm.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    texts = {
+        page.stem: re.sub(r"</?[A-Za-z][^>]*>", " ", page.read_text("latin-1")) for page in tmp_path.rglob("*.html")
+    }
+    rows = [json.dumps({"id": name, "text": html.unescape(texts[name])}) + "\n" for name in sorted(texts)]
+    (tmp_path / "cacm.jsonl").write_text("".join(rows))
     done("index", tmp_path / "cacm.jsonl", "--words", 100_000, "--out", tmp_path / "index")
     judged = printed(
         *("search", tmp_path / "index", "--topics", data / "topics.txt", "--qrels", data / "qrels.txt"),

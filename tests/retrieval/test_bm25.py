@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from benchmarks.judged import cacm, mean_average_precision, mean_precision
 from ralm.errors import CorpusError
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis import ENGLISH, Analyser
@@ -184,14 +183,6 @@ def test_lucene_gives_the_same_top_16(tmp_path: Path, monkeypatch: pytest.Monkey
             assert abs(score_of.get(number, last) - score) < 1e-3
         by_text = sorted(hits.of(row), key=lambda hit: (-hit[1], str(hit[0])))
         assert [number for number, _ in by_text[:16]] == [number for number, _ in lucene]
-
-
-def test_cacm_reproduces_anserini(tmp_path: Path) -> None:
-    collection = cacm(shared("data", "cacm"))
-    build_index(collection.passages, tmp_path / "index")
-    hits = open_index(tmp_path / "index").bm25.retrieve(collection.queries, 1000)
-    assert mean_average_precision(hits, collection.relevant) == pytest.approx(0.3123, abs=0.002)
-    assert mean_precision(hits, collection.relevant, 30) == pytest.approx(0.1942, abs=0.002)
 
 
 def test_odd_queries(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`ralm worth`: verdicts on planted corpora, their level, what they are measured on, the time, and what is rejected."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import worth
 from ralm.answering.answerer import Answerer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import Question
 from ralm.corpus.splitting import make_passages
+from ralm.demo.documentation import standard_library_documentation
 from ralm.errors import BudgetError, UsageError
 from ralm.evaluation.intervals import Estimate
 from ralm.evaluation.passages_read import overlap_with
@@ -65,11 +65,37 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return indexed(tmp_path_factory.mktemp("worth") / "index", [*texts, texts[0]])
 
 
-@pytest.mark.parametrize("case", sampled([(kind, seed) for kind in worth.PLANTED for seed in range(3)], ("gold", 0)))
-def test_planted_corpora_get_the_right_verdict(model: WritingModel, case: tuple[str, int]) -> None:
+def shuffled(words: list[str], draws: np.random.Generator, every: Sequence[str]) -> list[str]:
+    return [every[place] for place in draws.integers(len(every), size=len(words))]
+
+
+def misled(words: list[str], draws: np.random.Generator, _every: Sequence[str]) -> list[str]:
+    kept = {int(place) for begin in range(0, len(words), 100) for place in begin + draws.integers(100, size=3)}
+    return [word if place in kept else "the.of.the." for place, word in enumerate(words)]
+
+
+PLANTED: dict[str, tuple[Callable[..., list[str]], str]] = {
+    "gold": (lambda words, *_: [word for place, word in enumerate(words) if place % 9 != 4], "helps"),
+    "random": (shuffled, "no difference"),
+    "copies": (lambda words, *_: words, "near duplicates"),
+    "adversarial": (misled, "harms"),
+}
+
+
+@pytest.mark.parametrize("case", sampled([(kind, seed) for kind in PLANTED for seed in range(3)], ("gold", 0)))
+def test_planted_corpora_get_the_right_verdict(model: WritingModel, case: tuple[str, int], tmp_path: Path) -> None:
+    """Gold shares no run of 13 words with its documents; a third of all but the adversarial corpus is random text."""
     kind, seed = case
-    found = worth.planted(model, kind, seed, most=16 if kind == "gold" else worth.UNITS)
-    _, right = worth.PLANTED[kind]
+    draws, (change, right) = np.random.default_rng(seed), PLANTED[kind]
+    documents = [one.text for one in standard_library_documentation() if len(one.text.split()) > 120]
+    drawn = [documents[place] for place in draws.permutation(len(documents))]
+    texts, every = drawn[:96], " ".join(drawn[96:]).split()
+    corpus = [" ".join(change(text.split(), draws, every)) for text in texts]
+    corpus += [" ".join(shuffled(every[:200], draws, every)) for _ in texts[::2] if kind != "adversarial"]
+    options = WorthOptions(most=16 if kind == "gold" else 64, strides=16, budget=0, seed=seed)
+    units = [Document(f"t{number}", "", text) for number, text in enumerate(texts)]
+    held_out = held_out_texts(units, "text", model.tokenizer, options)
+    found = judge_corpus(indexed(tmp_path / "index", corpus), model, held_out, options)
     fine = {right, "open"} if right == "no difference" else {right}
     if kind == "copies" and (found.near_duplicates or 0) > 0.9:
         fine.add("helps")  # documents of Python help others a little

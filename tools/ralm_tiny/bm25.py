@@ -1,4 +1,4 @@
-"""Okapi BM25 over a list of passages, in plain numpy: enough to make training data and to draw a curve.
+"""Okapi BM25 over a list of passages, in plain numpy: enough to make training data.
 
 The package has the real retriever. This one shares no code with it, so an error in one shows up against the other.
 """
@@ -52,15 +52,12 @@ class Bm25:
         weights = (idf[term] * frequency / (frequency + norm)).astype(np.float32)
         return cls(vocabulary, offsets, document.astype(np.int32), weights, len(texts))
 
-    def search(self, query: str, k: int, most_postings: int | None = None) -> NDArray[np.int64]:
-        """The numbers of the k best texts, best first; equal scores in the order of the texts.
-
-        With `most_postings`, terms found in more texts than that are skipped, to speed up making training data.
-        """
+    def search(self, query: str, k: int, most_postings: int) -> NDArray[np.int64]:
+        """The numbers of the k best texts, best first, by terms that are in at most so many texts."""
         scores = np.zeros(self.size, dtype=np.float32)
         for term in {self.vocabulary[t] for t in terms_of(query) if t in self.vocabulary}:
             start, stop = self.offsets[term], self.offsets[term + 1]
-            if most_postings is None or stop - start <= most_postings:
+            if stop - start <= most_postings:
                 scores[self.documents[start:stop]] += self.weights[start:stop]
         k = min(k, self.size)
         best = np.argpartition(-scores, k - 1)[:k]

@@ -18,6 +18,7 @@ from pathlib import Path
 from ralm.demo.documentation import docstrings_of_package, standard_library_documentation
 from ralm.records import Document
 
+DATA_CHARACTERS = 6_000_000
 PACKAGE_CAP = 3_000_000
 """The most characters from one package, so that its style (generated API pages) does not dominate."""
 
@@ -34,31 +35,29 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--packages", type=Path, nargs="+", required=True, help="folders such as site-packages")
     parser.add_argument("--data", type=Path, help="folder with medquad/ and wikipedia_passages/; left out if not given")
-    parser.add_argument("--data-characters", type=int, default=6_000_000, help="characters of each of those")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
     folders = sorted({p.name: p for root in args.packages for p in sorted(root.iterdir()) if p.is_dir()}.items())
     forbidden = _grams(chain.from_iterable(d.text.split() for d in standard_library_documentation()))
     with ProcessPoolExecutor() as pool:
-        documentation = pool.map(partial(_package, forbidden=forbidden, seed=args.seed), [p for _, p in folders])
+        documentation = pool.map(partial(_package, forbidden=forbidden), [p for _, p in folders])
         counts: dict[str, int] = {}
         with args.output.open("w", encoding="utf-8") as out:
             for (name, _), documents in zip(folders, documentation, strict=True):
                 counts[name] = _write(out.write, documents)
             if args.data:
                 for name, source in (("medquad", medquad), ("wikipedia_passages", wikipedia)):
-                    counts[name] = _write(out.write, _capped(source(args.data), args.data_characters, args.seed))
+                    counts[name] = _write(out.write, _capped(source(args.data), DATA_CHARACTERS))
     for name, count in sorted(counts.items(), key=lambda item: -item[1]):
         if count:
             print(f"{count:>10,}  {name}")
     print(f"{sum(counts.values()):>10,}  characters in all")
 
 
-def _package(path: Path, forbidden: frozenset[int], seed: int) -> list[Document]:
+def _package(path: Path, forbidden: frozenset[int]) -> list[Document]:
     """A package's docstrings and prose, without copies of the standard library's, at most `PACKAGE_CAP` characters."""
     documents = [*docstrings_of_package(path), *_markup(path)]
-    return _capped((d for d in documents if not _is_copy(d.text, forbidden)), PACKAGE_CAP, seed)
+    return _capped((d for d in documents if not _is_copy(d.text, forbidden)), PACKAGE_CAP)
 
 
 def _markup(path: Path) -> Iterator[Document]:
@@ -95,10 +94,10 @@ def _is_copy(text: str, forbidden: frozenset[int]) -> bool:
     return len(grams & forbidden) > OVERLAP_SHARE * len(grams)
 
 
-def _capped(documents: Iterable[Document], characters: int, seed: int) -> list[Document]:
+def _capped(documents: Iterable[Document], characters: int) -> list[Document]:
     """A random choice of documents that fits, in their original order, without exact duplicates."""
     unique = list({document.text: document for document in documents}.values())
-    order = random.Random(seed).sample(range(len(unique)), len(unique))
+    order = random.Random(0).sample(range(len(unique)), len(unique))
     chosen, total = set(), 0
     for index in order:
         total += len(unique[index].text)

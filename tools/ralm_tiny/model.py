@@ -38,8 +38,8 @@ class Shape:
     context: int = 1024
 
 
-def new_model(shape: Shape, end_of_text: int, seed: int, circuit: bool = True) -> GPTNeoXForCausalLM:
-    """A model with random weights and, if asked, the induction circuit."""
+def new_model(shape: Shape, end_of_text: int, seed: int) -> GPTNeoXForCausalLM:
+    """A model with random weights and the induction circuit."""
     torch.manual_seed(seed)
     config = GPTNeoXConfig(
         vocab_size=shape.vocabulary,
@@ -65,8 +65,7 @@ def new_model(shape: Shape, end_of_text: int, seed: int, circuit: bool = True) -
                 parameter.normal_(std=0.06 if "embed" in name else 1 / math.sqrt(parameter.shape[1]))
             if name.endswith(("attention.dense.weight", "dense_4h_to_h.weight")):
                 parameter.mul_(0.1 * depth)
-        if circuit:
-            _write_circuit(model, shape)
+        _write_circuit(model, shape)
     return model
 
 

@@ -39,9 +39,7 @@ class Options:
     warmup: int = 50
     decay_share: float = 0.4
     """The share of all steps, at the end, in which the learning rate falls linearly to zero."""
-    save_every: int = 250
-    seed: int = 0
-    circuit: bool = True
+    save_every: int = 200
 
     @property
     def steps(self) -> int:
@@ -55,19 +53,10 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("folder", type=Path, help="where checkpoints are written and resumed from")
     parser.add_argument("--phase", nargs=2, action="append", required=True, metavar=("ROWS", "STEPS"))
-    parser.add_argument("--tokens", type=int, default=Options.tokens)
-    parser.add_argument("--rate", type=float, default=Options.rate)
-    parser.add_argument("--decay-share", type=float, default=Options.decay_share)
-    parser.add_argument("--save-every", type=int, default=Options.save_every)
-    parser.add_argument("--seed", type=int, default=Options.seed)
-    parser.add_argument("--no-circuit", dest="circuit", action="store_false")
-    args = vars(parser.parse_args())
-    tokenizer = AutoTokenizer.from_pretrained(args.pop("tokenizer"))
-    folder = args.pop("folder")
-    phases = tuple((rows, int(steps)) for rows, steps in args.pop("phase"))
-    options = Options(phases=phases, **args)
-    model = new_model(Shape(), tokenizer.eos_token_id, options.seed, options.circuit)
-    train(model, options, folder)
+    args = parser.parse_args()
+    options = Options(phases=tuple((rows, int(steps)) for rows, steps in args.phase))
+    end_of_text = AutoTokenizer.from_pretrained(args.tokenizer).eos_token_id
+    train(new_model(Shape(), end_of_text, seed=0), options, args.folder)
 
 
 def train(model: GPTNeoXForCausalLM, options: Options, folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""Real servers of language models on this machine, to test `ralm` against; README.md says how they answer."""
+"""Real servers of language models, to test `ralm` against; README.md says how they answer."""

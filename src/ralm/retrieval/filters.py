@@ -64,8 +64,8 @@ def parse_filter(text: str) -> Filter:
     if not text:
         raise UsageError("the filter is empty; write a comparison such as `year >= 2020`.")
     unquoted = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), text)
-    if refused := _REFUSED.search(unquoted):
-        raise _unread(text, refused.start(), "no part of a filter, or nested too deeply")
+    if rejected := _REFUSED.search(unquoted):
+        raise _unread(text, rejected.start(), "no part of a filter, or nested too deeply")
     if max(accumulate((sign in "([{") - (sign in ")]}") for sign in unquoted)) > _MAX_DEPTH:
         raise _unread(text, 0, "nested too deeply")
     try:

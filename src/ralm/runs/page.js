@@ -5,7 +5,7 @@ const $ = id => document.getElementById(id);
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes))
-    if (name === "style") node.style.cssText = value;    // a strict policy refuses the attribute
+    if (name === "style") node.style.cssText = value;    // a strict policy rejects the attribute
     else node.setAttribute(name, value);
   node.append(...children);
   return node;

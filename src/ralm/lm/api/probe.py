@@ -62,7 +62,7 @@ _TOP_COUNTS: Final = (100, 20, 5, 1)
 def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
     """The model behind an API with this name, which owns its client; an earlier probe is used if the server still
     generates the same greedy tokens. Raises UsageError, ServerError, and ModelError if no backend or tokenizer fits."""
-    model = _probed(name, options, anew=False)
+    model = _probed(name, options, again=False)
     if model.capabilities.max_length is None:
         _LOG.warning("%s does not report its length; write context_length=N, or long texts may be cut", name)
     if model.client.options.dry_run:
@@ -72,7 +72,7 @@ def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
 
 def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
     """The model behind an API with this name, after a new probe."""
-    return _probed(name, options, anew=True)
+    return _probed(name, options, again=True)
 
 
 def cache_difference(model: ApiModel) -> float | None:
@@ -102,11 +102,11 @@ def _figures(cold: Any, warm: Any) -> Iterable[tuple[float, float]]:
     return [(before, after) for before, after in listed if after is not None and np.isfinite(before)]
 
 
-def _probed(name: str, options: ApiOptions | None, *, anew: bool) -> ApiModel:
+def _probed(name: str, options: ApiOptions | None, *, again: bool) -> ApiModel:
     with ExitStack() as stack:
         client = stack.enter_context(Client(endpoint_of(name), options))
         probe = _Probe(name, client, detect_server(client))
-        model = (None if anew else probe.stored()) or probe.run()
+        model = (None if again else probe.stored()) or probe.run()
         stack.pop_all()
     return model
 
