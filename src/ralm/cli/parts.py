@@ -14,18 +14,20 @@ from ralm.serving.options import Limits
 from ralm.settings import CATALOGUES
 from ralm.validation import MAX_COUNT
 
-_KEYED: Final = {
-    "lm-args": ModelOptions,
-    "encoder-args": EncoderArguments,
-    "fields": Fields,
-    "question-fields": QuestionFields,
-    "limits": Limits,
+RECORDS: Final[dict[str, dict[str, type]]] = {
+    **{kind: dict(catalogue.records) for kind, catalogue in CATALOGUES.items()},
+    "lm-args": {"": ModelOptions},
+    "encoder-args": {"": EncoderArguments},
+    "fields": {"": Fields},
+    "question-fields": {"": QuestionFields},
+    "limits": {"": Limits},
 }
-_KINDS: Final = (*CATALOGUES, *_KEYED)
+"""The record of each part, by its kind and name. Options that name no part, such as `--limits`, take only the keys of
+one record, which stands under ""."""
 
 
 def help_command(
-    part: Annotated[str | None, options.argument(f"Kind of part: {', '.join(_KINDS)}.", "PART")] = None,
+    part: Annotated[str | None, options.argument(f"Kind of part: {', '.join(RECORDS)}.", "PART")] = None,
 ) -> None:
     """List the parts of a kind and their keys, each with its default and bounds.
 
@@ -36,34 +38,32 @@ def help_command(
     """
     from ralm.cli.output import print_line
 
-    if part not in (*_KINDS, None):
+    if part not in (*RECORDS, None):
         raise UsageError(
-            f"there is no kind of part {part!r}: give one of {', '.join(_KINDS)}; for a command, ralm NAME --help."
+            f"there is no kind of part {part!r}: give one of {', '.join(RECORDS)}; for a command, ralm NAME --help."
         )
-    for kind in _KINDS if part is None else (part,):
-        for name, record in {"": _KEYED[kind]}.items() if kind in _KEYED else CATALOGUES[kind].records.items():
+    for kind in RECORDS if part is None else (part,):
+        for name, record in RECORDS[kind].items():
             print_line("--fields of ralm qa" if kind == "question-fields" else f"--{kind} {name}".rstrip())
             for key, declaration in keys_of(record).items():
-                print_line(
-                    f"    {key + '=' + _default(declaration):<28} {declaration.option.help}{_bounds(declaration)}"
-                )
+                print_line(f"    {key + '=' + default_of(declaration):<28} {meaning_of(declaration)}")
 
 
-def _default(declaration: Declared) -> str:
+def default_of(declaration: Declared) -> str:
+    """Return the default of a key as it is written, or "..." if it is no fixed value."""
     value: Any = declaration.default
     if declaration.option.default_text is not None or not isinstance(value, bool | int | float | str):
         return "..."
     return as_text(value)
 
 
-def _bounds(declaration: Declared) -> str:
+def meaning_of(declaration: Declared) -> str:
+    """Return the help of a key with its default in words, its choices and its bounds."""
     option, kind = declaration.option, without_none(annotation(declaration.kind)[0])
-    bounds = ""
-    if choices := get_args(kind) if get_origin(kind) is Literal else ():
-        bounds = "one of " + ", ".join(choices)
-    if kind in (int, float):
-        minimum = option.lowest(whole=kind is int)
-        bounds = f"{'above' if option.above else 'from'} {minimum:g}"
-        bounds += "" if option.maximum >= MAX_COUNT else f" to {option.maximum:g}"
-    said = [option.default_text and f"default: {option.default_text}", bounds]
-    return f" [{'; '.join(filter(None, said))}]" if any(said) else ""
+    notes = [f"default: {option.default_text}"] if option.default_text else []
+    if get_origin(kind) is Literal:
+        notes.append("one of " + ", ".join(get_args(kind)))
+    elif kind in (int, float):
+        highest = "" if option.maximum >= MAX_COUNT else f" to {option.maximum:g}"
+        notes.append(f"{'above' if option.above else 'from'} {option.lowest(whole=kind is int):g}{highest}")
+    return option.help + (f" [{'; '.join(notes)}]" if notes else "")

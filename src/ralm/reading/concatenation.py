@@ -23,7 +23,7 @@ PassageOrder = Literal["best-first", "best-last"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concatenation(Part):
-    """Puts the first `documents` hits of a row before the context; the papers' question answering reads 2.
+    """Put the first `documents` hits of a row before the context; the papers' question answering reads 2.
 
     `order`: best-first as in the papers' codes, or best-last, with the best passage next to the text. Each passage is
     cut to the plan's `document_tokens`. With `cut_together` all of them are cut as one text, as in REPLUG's code.

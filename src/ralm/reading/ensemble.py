@@ -14,7 +14,7 @@ MIN_TEMPERATURE: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble(Part):
-    """Reads each of the first `documents` hits of a row alone (REPLUG, Eq. 2; 10 documents as in the paper).
+    """Read each of the first `documents` hits of a row alone (REPLUG, Eq. 2; 10 documents as in the paper).
 
     The scores of its prompt prefixes are similarity / `temperature`, with temperature 1 as in the paper.
 

@@ -20,7 +20,7 @@ from ralm.records import IntArray, PromptPrefix, Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InContext(Part):
-    """Reads the best passage of each row (In-Context RALM, Eq. 2)."""
+    """Read the best passage of each row (In-Context RALM, Eq. 2)."""
 
     named: ClassVar = ("reader", "in-context")
     hits: ClassVar[int] = 1

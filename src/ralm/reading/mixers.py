@@ -18,7 +18,7 @@ from ralm.records import LOWEST, DoubleArray, FloatArray
 
 @dataclass(frozen=True, slots=True)
 class SimilarityWeights(Part):
-    """The softmax of the scores (REPLUG, Eq. 3)."""
+    """Weigh each prediction by the softmax of the scores (REPLUG, Eq. 3)."""
 
     named: ClassVar = ("mixer", "similarity")
     evidence: ClassVar[int] = 0
@@ -30,7 +30,7 @@ class SimilarityWeights(Part):
 
 @dataclass(frozen=True, slots=True)
 class UniformWeights(Part):
-    """The same weight for every prediction."""
+    """Give every prediction the same weight."""
 
     named: ClassVar = ("mixer", "uniform")
     evidence: ClassVar[int] = 0
@@ -42,7 +42,7 @@ class UniformWeights(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PosteriorWeights(Part):
-    """Weights by how well each passage predicted the last `evidence` tokens: Bayes' rule with forgetting.
+    """Weigh by how well each passage predicted the last `evidence` tokens: Bayes' rule with forgetting.
 
     The weights before any evidence are the softmax of the scores. With `eta` 0 they stay; with `eta` 1 and a large
     `decay` the weights are the posterior of a Bayesian who read these tokens. Raises UsageError if a value is out of
@@ -63,7 +63,7 @@ class PosteriorWeights(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contrast(Part):
-    """Contrasts generation with the prediction without passages: CAD (Shi et al., 2023, arXiv 2305.14739).
+    """Contrast generation with the prediction without passages: CAD (Shi et al., 2023, arXiv 2305.14739).
 
         softmax( (1 + alpha) log p - alpha log p_0 )
 

@@ -26,19 +26,19 @@ from ralm.reranking.zero_shot import Ranking, ZeroShot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrieverOrder:
-    """Keeps the order of the retriever."""
+    """Keep the order of the retriever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroShotOptions(Ranking):
-    """`ZeroShot`, with the name of its model. Raises UsageError if a value is out of range."""
+    """Choose the passage after which the end of the prefix is most likely (In-Context RALM, Eq. 6)."""
 
     lm: Annotated[str | None, Option("Model to rank with.", default_text="the reading model", private=True)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictiveOptions:
-    """`Predictive`, with the name of its cross-encoder. Raises UsageError if a value is out of range."""
+    """Choose the passage that a trained cross-encoder scores highest (In-Context RALM, Eq. 7 and 8)."""
 
     cross_encoder: Annotated[
         str, Option("A folder that `ralm train reranker` made, or a hub name of a cross-encoder.", private=True)

@@ -21,7 +21,7 @@ CANDIDATES_KEY: Final = Option("Passages to choose from.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle(Part):
-    """Chooses the passage after which the targets are most likely (In-Context RALM, Eq. 5 and Figure 7).
+    """Choose the passage after which the targets are most likely (In-Context RALM, Eq. 5 and Figure 7).
 
     It is an upper bound for choosing among the candidates, not a method, since it looks at the text to be predicted.
     """

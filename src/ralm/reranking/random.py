@@ -13,7 +13,7 @@ from ralm.reranking.oracle import CANDIDATES_KEY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomChoice(Part):
-    """Chooses any of a row's candidates, all equally likely.
+    """Choose any of a row's candidates, all equally likely.
 
     The choice for a row depends only on `seed` and its place in the text. Raises UsageError if a number is out of
     range.

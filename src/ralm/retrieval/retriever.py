@@ -35,12 +35,12 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bm25Options:
-    """BM25 over the words of an index."""
+    """Find passages by their words: BM25."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseOptions:
-    """Which vectors are searched, and how."""
+    """Find passages by meaning: the largest inner products with the vector of the query."""
 
     vectors: Annotated[
         str | None,
@@ -58,14 +58,14 @@ class DenseOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridOptions(DenseOptions):
-    """The vectors, and how their ranking and that of BM25 become one."""
+    """Combine the rankings of BM25 and of vectors."""
 
     fusion: Annotated[FusionOptions, Option("How the two rankings become one.")] = field(default_factory=FusionOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomOptions:
-    """The seed of the control. Raises UsageError if it is out of range."""
+    """Draw passages at random: the control. Raises UsageError if the seed is out of range."""
 
     seed: Annotated[int, seed_option()] = 0
 
