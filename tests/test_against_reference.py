@@ -26,7 +26,6 @@ from ralm.retrieval.retrieval_file import read_retrieval_file
 from tests.fakes import chosen_hits, passages_of
 from tests.reference import official, paper
 from tests.shared_data import shared
-from tests.tiny_models import FAMILIES
 
 WINDOW = 32
 TEXT = "How a passage is read decides what it is worth; so every token counts, and none twice."
@@ -43,11 +42,6 @@ def chosen_for(prepared: PreparedText) -> IntArray:
     rows = np.arange(len(prepared.plan))
     chosen_R = np.where(rows % 5 == 4, NO_PASSAGE, rows % len(PASSAGES))
     return np.where(prepared.plan.retrieves_R, chosen_R, NO_PASSAGE).astype(np.int64)
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 def on_processor(model: LocalLanguageModel) -> PreTrainedModel:
@@ -96,7 +90,7 @@ def test_a_bos_stands_in_front_of_documents_alone(tiny_folders: dict[str, Path])
     assert gpt2.encode_document("abc", 10).tolist() == gpt2.encode("abc").tolist()
 
 
-RERANKED_TOKENS = None if os.environ.get("RALM_GOLDEN") == "all" else 320
+RERANKED_TOKENS = None if os.environ.get("RALM_GOLDEN") == "all" else 288
 """Of the golden text; 16 passages are read for each of its strides."""
 
 

@@ -26,7 +26,7 @@ SURE = 1e-3
 """With a smaller margin between the best and the second best logit, another order of additions may choose another."""
 
 
-EVERY = 1 if os.environ.get("RALM_GOLDEN") == "all" else 4
+EVERY = 1 if os.environ.get("RALM_GOLDEN") == "all" else 8
 """Of so many questions one is asked."""
 
 

@@ -1,4 +1,4 @@
-"""Prompts against the published ones, prompts of one's own, and the tokens of prompts that are cut."""
+"""Prompts against the published ones, those of one's own, the tokens of cut prompts, and which prompt a model gets."""
 
 import json
 from collections.abc import Callable
@@ -15,6 +15,8 @@ from ralm.errors import InputError, UsageError
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.records import IntArray, Passage, SpecialTokens
+from tests.chat_models import save_chat_model
+from tests.cli.program import ralm
 from tests.shared_data import shared
 from tests.tiny_models import byte_tokenizer
 from tests.tiny_tokenizers import llama_tokenizer
@@ -223,3 +225,38 @@ def test_only_the_passages_differ_in_prompts_of_the_same_words(name: str, severa
     assert str(words.text("Who?", ())) == form.replace("{documents}", "")
     document = prompt.document.replace("{number}", "2").replace("{title}", "T").replace("{text}", "x")
     assert str(words.text("Who?", [Passage(0, "a", "T", "x")])) == form.replace("{documents}", document)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("judged")
+    save_chat_model(folder / "chat")
+    (folder / "q.jsonl").write_text('{"question": "Who sings?", "answers": ["whales"]}\n')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("lm", "options", "prompt", "tokens", "said"),
+    [
+        (
+            "chat",
+            [],
+            "chat",
+            256,
+            "asked with the prompt chat, as the model has a chat template; answers have at most 256",
+        ),
+        ("chat", ["--new-tokens", "9"], "chat", 9, "has a chat template; answers have at most 9 tokens"),
+        ("chat", ["--prompt", "replug"], "replug", 10, "asked with the prompt replug; answers have at most 10 tokens"),
+        ("chat", ["--prompt", "chat"], "chat", 256, "asked with the prompt chat; answers have at most 256 tokens"),
+        ("ralm-tiny", [], "in-context-ralm", 10, "asked with the prompt in-context-ralm; answers have at most 10"),
+    ],
+)
+def test_the_prompt_and_the_length_follow_the_model(
+    work: Path, lm: str, options: list[str], prompt: str, tokens: int, said: str
+) -> None:
+    asking = ["qa", work / "q.jsonl", "--lm", work / lm if lm == "chat" else lm, *options]
+    found = json.loads(ralm(*asking, "--json").out)
+    assert (found["config"]["prompt"]["name"], found["config"]["options"]["new_tokens"]) == (prompt, tokens)
+    assert found["config"]["options"]["stop"] == ([] if prompt == "chat" else ["\n"])
+    assert {"exact_match", "contains", "f1", "token_recall"} <= found.keys()
+    assert said in ralm(*asking).out

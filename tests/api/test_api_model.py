@@ -1,4 +1,4 @@
-"""A model behind a server that tells log-probabilities gives the figures of the same model in this process."""
+"""A model behind a server gives the figures of the same model here, or bounds; with prompts as text, too."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,6 @@ from hypothesis import given, settings, strategies as st
 from ralm import (
     Ensemble,
     InContext,
-    Oracle,
     PlanOptions,
     PosteriorWeights,
     Question,
@@ -25,11 +24,23 @@ from ralm.answering.sources import PromptBuilder
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.model import ApiModel
 from ralm.lm.scoring import Scorer
+from ralm.protocols import LanguageModel
 from ralm.reading.parts import IN_CONTEXT, Parts
-from ralm.records import Request
+from ralm.records import FloatArray, IntArray, Request, ScoringSequence
 from tests.api.backings import OfTable
-from tests.api.dialects import Dialect, OpenAI
-from tests.api.served import EXACT, PASSAGES, SOURCE, VOCABULARY, behind, check_tokens, served, tiny, tokens_of
+from tests.api.dialects import Dialect, LlamaCppPython, OpenAI
+from tests.api.served import (
+    EXACT,
+    PASSAGES,
+    SOURCE,
+    VOCABULARY,
+    TextsOnly,
+    behind,
+    check_tokens,
+    served,
+    tiny,
+    tokens_of,
+)
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
 EXACT_AND_BIAS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False)}
@@ -87,18 +98,9 @@ def test_scores_of_every_kind_of_token(of_tiny: ApiModel) -> None:
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        IN_CONTEXT,
-        Parts(reader=Ensemble(documents=3)),
-        Parts(reader=Ensemble(documents=2), mixer=UniformWeights()),
-        Parts(reranker=ZeroShot(candidates=3)),
-        Parts(reranker=Oracle(candidates=3)),
-    ],
-    ids=["in-context", "ensemble", "uniform", "zero-shot", "oracle"],
-)
-def test_evaluations(of_tiny: ApiModel, parts: Parts) -> None:
+def test_evaluations(of_tiny: ApiModel) -> None:
+    """Passages are chosen and read by the server's figures; the baseline is, too."""
+    parts = Parts(reader=Ensemble(documents=2), reranker=ZeroShot(candidates=4))
     options = PlanOptions(stride=6, query_tokens=12, document_tokens=16, max_length=40)
     mine, theirs = (
         evaluate_text(TEXT, model, options, source=SOURCE, parts=parts, limit_tokens=48, baseline=True)
@@ -114,7 +116,7 @@ def test_evaluations(of_tiny: ApiModel, parts: Parts) -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [IN_CONTEXT, Parts(reader=Ensemble(documents=2)), Parts(reader=Ensemble(documents=3), mixer=UniformWeights())],
+    [IN_CONTEXT, Parts(reader=Ensemble(documents=3), mixer=UniformWeights())],
 )
 @pytest.mark.parametrize("prompt", ["The list of the river", "In the city the \u2014\u2014"])
 def test_what_is_generated(of_tiny: ApiModel, parts: Parts, prompt: str) -> None:
@@ -135,7 +137,7 @@ def test_evidence_from_a_server(of_tiny: ApiModel) -> None:
     check_tokens(tokens_of(of_tiny, prompt, parts), tokens_of(tiny(), prompt, parts), 1e-4)
 
 
-@pytest.mark.parametrize("documents", [None, 1, 3])
+@pytest.mark.parametrize("documents", [None, 3])
 def test_answers(of_tiny: ApiModel, documents: int | None) -> None:
     questions = [
         Question("0", "where is the city?", ("by the river",)),
@@ -207,3 +209,80 @@ def test_a_dry_run_sends_nothing_and_counts_the_most() -> None:
         assert len(server.posts) == sent
         said = "1 requests would be sent and 0 reused, with 14 tokens in and 1 out at most"
         assert model.client.usage.describe_dry_run() == said
+
+
+OTHERS = np.array([1254, 3930])
+"""Tokens of ralm-tiny, whose text (" multicular") its tokenizer splits into two others."""
+
+
+def scored_tokens(model: LanguageModel, tokens: IntArray) -> FloatArray:
+    """The log-probability of each token but the first."""
+    [found] = model.score([ScoringSequence(tokens, np.arange(1, len(tokens)))])
+    return found
+
+
+def bounded(model: ApiModel, tokens: IntArray) -> tuple[FloatArray, FloatArray]:
+    assert model.bounds is not None
+    lower, upper = (scored_tokens(bound, tokens) for bound in model.bounds)
+    return lower, upper
+
+
+def check_bounds(lower: FloatArray, upper: FloatArray, tokens: IntArray) -> FloatArray:
+    """The exact figures, which are within their bounds."""
+    exact = scored_tokens(tiny(), tokens)
+    assert (lower <= exact + 1e-4).all()
+    assert (exact <= upper + 1e-4).all()
+    return exact
+
+
+def test_scores_of_tokens_that_the_server_would_not_read_are_an_error() -> None:
+    """A text of which the tokenizer makes other tokens, as many or fewer."""
+    shorter = np.append(tiny().tokenizer.encode(" hist"), tiny().tokenizer.encode("ory"))
+    for tokens, said in ((OTHERS, "splits the text into other tokens"), (shorter, "2 log-probabilities for 3 tokens")):
+        with served(behind(), TextsOnly()) as (_, model), pytest.raises(ServerError, match=said):
+            scored_tokens(model, tokens)
+
+
+def test_bounds_hold_and_are_tight_where_a_token_is_listed() -> None:
+    text = tiny().tokenizer.encode("The list type has a method that sorts its items.")
+    with served(behind(), LlamaCppPython(), options={"top_logprobs": 20}) as (_, model):
+        assert (model.backend.name, model.tier) == ("completions", "top_k")
+        assert model.backend.tier.startswith("2")
+        assert "echo of text" in dict(model.capabilities.ruled_out)
+        lower, upper = bounded(model, text)
+        listed = model.backend.top_logprobs
+    exact = check_bounds(lower, upper, text)
+    ranks = [int((row > row[token]).sum()) for row, token in zip(behind().log_probs(text), text[1:], strict=False)]
+    known = np.array(ranks) < listed
+    assert known.any()
+    np.testing.assert_allclose(lower[known], exact[known], atol=1e-4)
+    np.testing.assert_allclose(upper[known], exact[known], atol=1e-4)
+
+
+def test_bounds_where_the_server_writes_a_part_of_a_character() -> None:
+    """The name of such a token has several; what is listed still bounds all others."""
+    text = tiny().tokenizer.encode("Caf\u00e9 \u4e2d\u6587 \u2260 are characters of \u4e2d\u6587.")
+    rows = behind().log_probs(text)
+    parts = ["\ufffd" in tiny().tokenizer.decode(np.array([row.argmax()])) for row in rows]
+    with served(behind(), LlamaCppPython(), options={"retries": 0}) as (_, model):
+        kept = [model.backend.keeps_tokens(text[:end]) for end in range(1, len(text))]
+        assert any(part and one for part, one in zip(parts, kept, strict=False))
+        lower, upper = bounded(model, text)
+    check_bounds(lower, upper, text)
+    assert (lower == upper).any()
+    assert (upper[np.array(kept)] < 0).all()
+
+
+def test_what_is_written_behind_other_tokens_bounds_nothing_that_is_not_listed() -> None:
+    with served(behind(), LlamaCppPython()) as (_, model):
+        given = model.continuations().next_tokens([OTHERS, tiny().tokenizer.encode("The list")])
+    assert given.rest_B is not None
+    assert given.rest_B[0] == 0 > given.rest_B[1]
+
+
+def test_nothing_is_bounded_behind_tokens_that_are_not_read_as_such() -> None:
+    """They are others to the server, and as many."""
+    with served(behind(), LlamaCppPython()) as (_, model):
+        lower, upper = bounded(model, np.append(OTHERS, 5))
+    assert lower[-1] == -np.inf
+    assert upper[-1] == 0

@@ -1,9 +1,10 @@
-"""The client against a server on loopback: order, bounds, faults, budgets, and what a killed process leaves behind."""
+"""The client on loopback: order, bounds, faults, budgets, kept answers, and what a killed process leaves behind."""
 
 import asyncio
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import sqlite3
@@ -20,9 +21,10 @@ from typing import Any
 import pytest
 
 from ralm.errors import BudgetError, ServerError, StorageError, UsageError
-from ralm.lm.api.client import AnswerStore, ApiUsage, Client, answer_key
+from ralm.lm.api.answers import tokens_in_answer
+from ralm.lm.api.client import AnswerStore, ApiUsage, Budget, Client, answer_key, default_answers
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
-from ralm.lm.api.http import ApiRequest
+from ralm.lm.api.http import ApiRequest, JsonObject
 from tests.api.scripted_server import HttpServer, Request
 from tests.api.writing import Reply
 
@@ -517,3 +519,85 @@ def test_bodies_are_sent_as_they_are(tmp_path: Path) -> None:
     with HttpServer(echo) as server, client_of(server, tmp_path) as client:
         (answer,) = client.answers([ApiRequest("/completions", body, 2)])
         assert server.requests[0].body == answer["said"] == json.loads(json.dumps(body))
+
+
+STORED = answer_key("model", "/completions", {"prompt": [1, 2]})
+
+
+def test_all_that_decides_an_answer_is_in_its_key() -> None:
+    body: JsonObject = {"prompt": [1, 2], "model": "m", "deep": {"x": 1, "y": [None]}}
+    key = answer_key("model", "/completions", body)
+    assert answer_key("model", "/completions", dict(reversed(body.items()))) == key
+    others = [
+        answer_key("model2", "/completions", body),
+        answer_key("model", "//completions", body),
+        answer_key("model", "/completions", body | {"prompt": [2, 1]}),
+        answer_key("model", "/completions", body | {"prompt": "[1, 2]"}),
+        answer_key("model", "/completions", body | {"deep": {"x": 1, "y": [0]}}),
+        answer_key("model", "/completions", body | {"echo": False}),
+        answer_key("", "model/completions", body),
+    ]
+    assert len({key, *others}) == 8
+
+
+def test_requests_are_not_in_the_file(tmp_path: Path) -> None:
+    with closing(AnswerStore(tmp_path / "answers")) as store:
+        store.put(answer_key("model", "/completions", {"prompt": "a secret passage"}), {"text": "fine"})
+    assert not any(b"secret" in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_where_answers_are_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_answers({}) == tmp_path / ".cache" / "ralm" / "answers.sqlite"
+    assert default_answers({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/ralm/answers.sqlite")
+    assert default_answers({"XDG_CACHE_HOME": "/caches", "RALM_CACHE": "/mine"}) == Path("/mine/answers.sqlite")
+
+
+def test_an_answer_takes_little_room(tmp_path: Path) -> None:
+    answer: JsonObject = {"logprobs": [{"token": "a", "logprob": -0.5}] * 2000}
+    with closing(AnswerStore(tmp_path / "answers")) as store:
+        store.put(STORED, answer)
+    assert (tmp_path / "answers").stat().st_size < len(json.dumps(answer)) / 3
+
+
+@pytest.mark.parametrize("text", ['"\\ud83d"', '{"a": "\\udc9c"}', "[" * 500 + "]" * 500])
+def test_half_a_character_and_deep_nesting_are_read_and_written(tmp_path: Path, text: str) -> None:
+    answer: JsonObject = {"text": json.loads(text)}
+    with closing(AnswerStore(tmp_path / "answers")) as store:
+        store.put(STORED, answer)
+        assert store.get(STORED) == answer
+
+
+def test_not_a_number_and_infinity_are_kept(tmp_path: Path) -> None:
+    with closing(AnswerStore(tmp_path / "answers")) as store:
+        store.put(STORED, {"found": [math.nan, math.inf, -math.inf]})
+        found: Any = (store.get(STORED) or {})["found"]
+    assert math.isnan(found[0])
+    assert found[1:] == [math.inf, -math.inf]
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [
+        ({"usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}, (3, 2)),
+        ({"usage": {"prompt_tokens": 3, "total_tokens": 3}}, (3, 0)),
+        ({"usage": {"prompt_tokens": 3, "completion_tokens": None}}, (3, 0)),
+        ({"meta_info": {"prompt_tokens": 4, "completion_tokens": 1}, "usage": None}, (4, 1)),
+        ({"tokens_evaluated": 5, "tokens_predicted": 0}, (5, 0)),
+        ({"usage": {"prompt_tokens": "3"}}, None),
+        ({"usage": {"prompt_tokens": True}}, None),
+        ({"usage": {"prompt_tokens": -1}}, None),
+        ({"usage": {}}, None),
+        ({}, None),
+    ],
+)
+def test_where_answers_say_how_many_tokens_they_took(answer: Any, tokens: Any) -> None:
+    assert tokens_in_answer(answer) == tokens
+
+
+def test_answers_without_a_count_are_counted_at_their_worst_and_said_to_be_estimates() -> None:
+    budget = Budget(max_requests=None)
+    budget.sent()
+    budget.answered(ApiRequest("/completions", {}, 20, 5), {"choices": []})
+    assert budget.usage == ApiUsage(requests=1, tokens_in=20, tokens_out=5, estimated=1)
+    assert budget.usage.describe() == "1 requests sent and 0 reused, about 20 tokens in and 5 out"

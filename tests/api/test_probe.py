@@ -1,6 +1,7 @@
-"""What the probe finds out about each kind of server, and that no fault of a server becomes a wrong figure."""
+"""What the probe finds out about each kind of server and its length; no fault becomes a wrong figure."""
 
 import math
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
+from ralm import evaluate_text
 from ralm.errors import ModelError, RalmError, ServerError, UsageError
 from ralm.lm.api import tokenizers
 from ralm.lm.api.endpoint import ApiOptions
@@ -20,6 +22,7 @@ from ralm.lm.api.model import ApiModel
 from ralm.lm.api.probe import cache_difference, load_api_model, probe_server
 from ralm.lm.scoring import Scorer
 from ralm.protocols import UNLIMITED
+from ralm.reading.plan import PlanOptions
 from ralm.records import Request
 from tests.api import faults
 from tests.api.backings import OfTable
@@ -50,6 +53,7 @@ from tests.api.served import (
 )
 from tests.api.writing import Json
 from tests.campaign import sampled
+from tests.cli.program import done, ralm
 
 TABLE = OfTable(seed=3, vocabulary=VOCABULARY)
 SERVERS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False), "llama-cpp-python": LlamaCppPython()}
@@ -106,7 +110,7 @@ def test_ollama_is_named_with_what_to_use_instead() -> None:
 
 
 @pytest.mark.parametrize("kind", EXACT)
-@pytest.mark.parametrize("likeliest", [1, 3, 1000])
+@pytest.mark.parametrize("likeliest", [1, 1000])
 def test_as_many_likeliest_as_the_options_ask_for_and_the_server_lists(kind: str, likeliest: int) -> None:
     most = {"echo": 5, "vllm": 20, "sglang": VOCABULARY, "llama.cpp": VOCABULARY}[kind]
     with served(TABLE, EXACT[kind], options={"top_logprobs": likeliest}) as (_, model):
@@ -241,8 +245,7 @@ def test_an_unknown_model(dialect: Dialect) -> None:
         check_sentence(raised.value)
 
 
-@pytest.mark.parametrize("kind", SERVERS)
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize(("kind", "family"), [*((kind, "llama") for kind in SERVERS), ("vllm", "gpt2")])
 def test_the_tokenizer_of_another_model(kind: str, family: str, tiny_folders: dict[str, Path]) -> None:
     folder = str(tiny_folders[family])
     with ScriptedServer(behind(), SERVERS[kind]) as server:
@@ -403,3 +406,71 @@ def test_the_hub_is_asked_last_and_once(tmp_path: Path, monkeypatch: pytest.Monk
         load_api_model(f"{server.url}#no-such/model", ApiOptions(retries=0))
     assert len(asked) == 1
     tokenizers._hub_answers.cache_clear()
+
+
+SHORT_TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
+SILENT: list[Dialect] = [OpenAI(), TransformersServe()]
+
+
+@pytest.mark.parametrize("dialect", SILENT)
+def test_a_server_that_does_not_say_it(dialect: Dialect, caplog: pytest.LogCaptureFixture) -> None:
+    with served(SHORT_TABLE, dialect) as (_, model):
+        assert model.max_length == UNLIMITED
+    [told] = caplog.messages
+    assert told.endswith("does not report its length; write context_length=N, or long texts may be cut")
+    with served(SHORT_TABLE, dialect, options={"context_length": 100}) as (_, model):
+        assert model.max_length == 100 - model.backend.reserved_tokens
+    with served(SHORT_TABLE, dialect) as (_, model):
+        assert model.max_length == UNLIMITED, "what was found out before has no part in it"
+
+
+def test_a_length_that_is_no_number_is_not_known() -> None:
+    with served(SHORT_TABLE, OddLength()) as (_, model):
+        assert model.max_length == UNLIMITED
+
+
+@dataclass(frozen=True, kw_only=True)
+class OddLength(VLLM):
+    def model_card(self, call: Call) -> Json:
+        return {**super().model_card(call), "max_model_len": "1024"}
+
+
+def test_less_than_the_server_says() -> None:
+    with served(SHORT_TABLE, VLLM()) as (server, model):
+        assert model.max_length == 254
+        sent = len(server.posts)
+        again = opened(server, context_length=50)
+        assert (again.max_length, again.capabilities.identity) == (48, model.capabilities.identity)
+        assert len(server.posts) == sent + 1, "nothing else is found out anew"
+        again.client.close()
+
+
+def test_more_than_the_server_says() -> None:
+    said = "`context_length` is 300, and URL says that its model reads 256 tokens: lower it or leave it out."
+    with ScriptedServer(SHORT_TABLE, VLLM()) as server:
+        with pytest.raises(UsageError, match=re.escape(said.replace("URL", server.url))):
+            opened(server, context_length=300)
+        assert not server.posts
+        opened(server, context_length=256).client.close()
+
+
+def test_a_plan_beyond_it_is_refused_before_anything_is_asked() -> None:
+    with served(SHORT_TABLE, OpenAI(), options={"context_length": 40}) as (server, model):
+        sent = len(server.posts)
+        with pytest.raises(UsageError, match="38"):
+            evaluate_text("The list. " * 9, model, PlanOptions(max_length=60, document_tokens=8))
+        assert len(server.posts) == sent
+        evaluate_text("The list. " * 9, model, PlanOptions(max_length=30, document_tokens=8, stride=4))
+        longest = max(len(request.body["prompt"]) for request in server.posts[sent:])
+        assert longest <= 39
+
+
+def test_the_probe_names_the_flag(tmp_path: Path) -> None:
+    backing = OfTable(seed=2, vocabulary=VOCABULARY)
+    with ScriptedServer(backing, TransformersServe(), model="m") as server:
+        asked = ["probe", f"{server.url}#m", "--lm-args", f"tokenizer=ralm-tiny,answers={tmp_path / 'a.sqlite'}"]
+        told = done(*asked)
+        assert "not reported; write --lm-args context_length=N" in told.out
+        assert "asked again         no figures" in told.out
+        assert told.err == ""
+        assert "reads at once       99 tokens" in ralm(*asked, "--lm-args", "context_length=100").out

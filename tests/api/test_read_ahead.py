@@ -229,7 +229,7 @@ def test_generation_from_lists_alone(likeliest: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("likeliest", [1, 2, 5])
+@pytest.mark.parametrize("likeliest", [1, 5])
 def test_where_tokens_can_be_asked_for_every_figure_is_exact(kind: str, likeliest: int) -> None:
     backing = OfBeginnings(6, apart=0.5)
     with served(backing, KINDS[kind], options={"top_logprobs": likeliest}) as (_, model):

@@ -38,6 +38,8 @@ def test_what_an_index_is(index: Path) -> None:
     assert found["bm25"] == {"analyser": "english", "stemmer": None, "k1": 0.9, "b": 0.4}
     assert found["can_sync"]
     assert list(found["skipped"].values()) == [1]
+    skipped = {"count": 1, "examples": [str(corpus / "image.xyz")], "kinds": {".xyz": 1}}
+    assert opened.manifest.settings["skipped"] == {"files of an unknown kind": skipped}
     shown = done("info", index).out
     for line in ("documents   3", "ralm sync   possible", f"source      {corpus}: {corpus}"):
         assert f"\n  {line}\n" in shown

@@ -20,18 +20,24 @@ from ralm.answering.prompt_reader import open_prompt
 from ralm.errors import InputError, UsageError
 from ralm.lm.local.blocks import BLOCK, BlockFile, Blocks, block_keys
 from ralm.lm.local.decoder import CachedDecoder
-from ralm.lm.local.model import LocalLanguageModel
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.local.probe import choose_decoder
 from ralm.lm.registry import ModelOptions, load_local_model
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, IntArray, Passage, ScoringSequence
 from ralm.storage.store import Store
-from tests.cli.program import done, failed, printed, ralm, write_rows
+from tests.cli.program import done, printed, write_rows
 from tests.lm.test_decoder import Reads, check
 from tests.tiny_models import POSITIONS
 
 LARGE = 1 << 30
 PROMPT = open_prompt("replug")
+
+
+@pytest.fixture(scope="module", params=["bloom", "llama"])
+def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
+    """Blocks of a cache are copied alike for all families; with positions in the keys, and in the scores."""
+    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 @pytest.fixture
@@ -92,7 +98,7 @@ def test_a_text_that_comes_in_pieces_is_found_whole(model: LocalLanguageModel, r
     assert blocks.found == 3 * BLOCK
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1 << 30), fit=st.integers(0, 9), together=st.booleans())
 def test_any_texts_in_a_cache_of_any_size(model: LocalLanguageModel, seed: int, fit: int, together: bool) -> None:
     """Texts with beginnings in common, one after another and together."""
@@ -239,11 +245,6 @@ def test_later_processes_answer_the_same_without_reading_passages(tmp_path: Path
     first, second = (printed(*asked, "--lm-args", f"passage_cache_file={tmp_path / 'kept.sqlite'}") for _ in range(2))
     assert first == second
     assert Store(tmp_path / "kept.sqlite").count() > 0
-    failed(
-        ralm(*asked, "--lm-args", f"passage_cache_file={tmp_path / 'corpus.jsonl'}"),
-        1,
-        "corpus.jsonl is not a passage cache",
-    )
 
 
 def test_keys_are_of_all_tokens_before() -> None:

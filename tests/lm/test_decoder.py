@@ -79,7 +79,7 @@ def test_rows_of_different_lengths_equal_each_alone(model: LocalLanguageModel, t
                 texts = [draw.integers(0, 250, size=POSITIONS - 13) for _ in range(2)]
 
 
-def test_tensors_are_seldom_made_anew(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_seldom_made_anew(tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts join one after another, and are replaced by short ones when they have grown long."""
     made: list[tuple[int, int]] = []
     zeros = rows.zeros_like
@@ -89,10 +89,11 @@ def test_tensors_are_seldom_made_anew(model: LocalLanguageModel, monkeypatch: py
         return zeros(like, shape)
 
     monkeypatch.setattr(rows, "zeros_like", counted)
+    model = load_transformers_model(str(tiny_folders["llama"]))
     draw = np.random.default_rng(0)
     continuations = decoder(model)
     texts: list[IntArray] = []
-    for step in range(300):
+    for step in range(200):
         texts = [np.append(text, step % 250) if len(text) < 40 else draw.integers(0, 250, 4) for text in texts]
         if step < 16:
             texts.append(draw.integers(0, 250, 3))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.activations import FastGELUActivation, GELUTanh, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask, sliding_window_causal_mask_function
@@ -15,10 +15,13 @@ from transformers.masking_utils import sdpa_mask, sliding_window_causal_mask_fun
 from ralm.errors import LibraryWarning, ModelError
 from ralm.lm.local import kernels
 from ralm.lm.local.kernels import (
+    _GELU,
     CAUSAL_BLOCKS,
     WINDOW_BLOCKS,
     _WindowMask,
     causal_blocks,
+    packable,
+    processor_packs,
     speed_up,
     window_blocks,
     window_mask,
@@ -28,7 +31,7 @@ from ralm.lm.local.probe import check_causal
 from ralm.lm.registry import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
-from tests.every_family import FAMILIES, tiny_family_model
+from tests.every_family import FAMILIES as EVERY_FAMILY, tiny_family_model
 
 
 @settings(max_examples=20)
@@ -133,7 +136,7 @@ def test_families_that_never_call_the_fused_kernel(family: str, monkeypatch: pyt
 WINDOWS = "cohere2 gemma3_text gemma4_text ministral mistral mixtral olmo3 phi3 recurrent_gemma starcoder2".split()
 
 
-@pytest.mark.parametrize("family", [family for family in WINDOWS if family in FAMILIES])
+@pytest.mark.parametrize("family", [family for family in WINDOWS if family in EVERY_FAMILY])
 def test_texts_longer_than_a_window(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, sizes = tiny_family_model(family), list[int]()
     expected = logits(model, 48)
@@ -151,7 +154,7 @@ def test_texts_longer_than_a_window(family: str, monkeypatch: pytest.MonkeyPatch
     assert max(sizes) == 5 * (8 + 5 - 1)
 
 
-@pytest.mark.skipif("inkling_text" not in FAMILIES, reason="transformers does not know the family yet")
+@pytest.mark.skipif("inkling_text" not in EVERY_FAMILY, reason="transformers does not know the family yet")
 def test_biases_of_positions_in_windows_keep_the_attention_of_transformers() -> None:
     model = tiny_family_model("inkling_text")
     speed_up(model)
@@ -166,7 +169,7 @@ def test_softcap_reaches_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     assert asked == [{"softcap": 30.0}]
 
 
-@pytest.mark.skipif("deepseek_v32" not in FAMILIES, reason="transformers does not know the family yet")
+@pytest.mark.skipif("deepseek_v32" not in EVERY_FAMILY, reason="transformers does not know the family yet")
 def test_sparse_attention_stays_sparse() -> None:
     model = tiny_family_model("deepseek_v32", index_topk=4).to(torch.bfloat16)
     before = logits(model, 48)
@@ -217,3 +220,104 @@ def errors(
         model.continuations().next_tokens([read]).log_probs_BC - exact.continuations().next_tokens([read]).log_probs_BC
     )
     return float(np.sqrt(np.mean(scored**2))), float(np.sqrt(np.mean(continued**2)))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "llama"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_products_are_the_same(family: str, dtype: str, tolerance: float, tiny_folders: dict[str, Path]) -> None:
+    model = tiny_model(tiny_folders[family], dtype)
+    if not processor_packs(model.dtype):
+        pytest.skip(f"this processor does not pack {dtype}")
+    layers = packable(model)
+    assert len(layers) > 8
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        inputs = []
+        for module in layers:
+            weight: torch.Tensor = module.weight  # type: ignore[assignment]
+            size = weight.shape[1 if isinstance(module, torch.nn.Linear) else 0]
+            inputs.append(torch.randn(3, 2, size).to(model.dtype))
+        plain = [module(states) for module, states in zip(layers, inputs, strict=True)]
+        speed_up(model)
+        for module, states, expected in zip(layers, inputs, plain, strict=True):
+            forward: Any = module.forward
+            activated = GELUTanh()(expected) if forward.activation == _GELU else expected
+            torch.testing.assert_close(module(states), activated, rtol=tolerance, atol=tolerance)
+            assert module(states[:0]).shape == expected[:0].shape
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "gptj", "phi", "gemma2", "starcoder2", "bigbird_pegasus"])
+def test_products_compute_a_gelu_by_tanh(family: str, recwarn: pytest.WarningsRecorder) -> None:
+    model = tiny_family_model(family)
+    text = torch.arange(1, 13)[None]
+    with torch.inference_mode():
+        expected = model(text).logits
+        speed_up(model)
+        found = model(text).logits
+    assert not any(type(module) is GELUTanh for module in model.modules())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not [one for one in recwarn if one.category is LibraryWarning]
+
+
+@pytest.mark.parametrize("fault", ["no such operator", "no such activation", "its logits differ"])
+def test_functions_of_torch_that_changed(
+    fault: str, tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One warning; the model is what it was."""
+    product = torch.ops.mkldnn._linear_pointwise
+
+    def changed(states: Any, weight: Any, bias: Any, name: str, *variant: Any) -> Any:
+        if fault == "no such operator" or (name == "gelu" and fault == "no such activation"):
+            raise RuntimeError(fault)
+        return product(states, weight, bias, name, *variant) * 2
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", changed)
+    model = tiny_model(tiny_folders["gpt2"], "float32")
+    text, modules = torch.arange(1, 13)[None], [*model.modules()]
+    expected = model(text).logits
+    with pytest.warns(LibraryWarning, match=f"faster functions of ralm failed with torch .*{fault}") as warned:
+        speed_up(model)
+    assert len(warned) == 1
+    assert [*model.modules()] == modules
+    assert not any("forward" in vars(module) for module in modules)
+    torch.testing.assert_close(model(text).logits, expected, rtol=0, atol=0)
+
+
+def test_a_model_is_loaded_with_packed_weights(tiny_folders: dict[str, Path]) -> None:
+    packed = load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu")).model
+    assert all("forward" in vars(module) for module in packable(packed))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_weights_that_change_are_packed_again(family: str, tiny_folders: dict[str, Path]) -> None:
+    model = tiny_model(tiny_folders[family], "float32")
+    speed_up(model)
+    module: Any = packable(model)[0]
+    states = torch.randn(2, model.config.hidden_size)
+    with torch.inference_mode():
+        before = module(states)
+    with torch.no_grad():
+        module.weight.mul_(2)
+        doubled = module(states)
+        module.weight = torch.nn.Parameter(torch.zeros_like(module.weight))
+        nothing = module(states)
+    bias = 0 if module.bias is None else module.bias
+    torch.testing.assert_close(doubled - bias, 2 * (before - bias))
+    torch.testing.assert_close(nothing - bias, torch.zeros_like(nothing))
+
+
+def tiny_model(folder: Path, dtype: str) -> PreTrainedModel:
+    """A model whose weights are not packed."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    return model.requires_grad_(False)
+
+
+def test_what_is_not_packed(tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    half = load_transformers_model(str(tiny_folders["llama"]), ModelOptions(dtype="float16", device="cpu"))
+    assert packable(half.model) == []
+    whole = load_transformers_model(str(tiny_folders["llama"]), ModelOptions(device="cpu"))
+    monkeypatch.setattr("ralm.lm.local.kernels._MAX_PACKED_BYTES", 1000)
+    assert packable(whole.model) == [], "too large to be kept twice"
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    old = load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(dtype="bfloat16", device="cpu"))
+    assert packable(old.model) == [], "a processor without bfloat16"

@@ -35,8 +35,7 @@ def joined(
     )
 
 
-@pytest.mark.parametrize(("documents", "order"), [(2, "best-first"), (3, "best-first"), (3, "best-last")])
-@pytest.mark.parametrize("block", [None, 8])
+@pytest.mark.parametrize(("documents", "order", "block"), [(3, "best-first", None), (2, "best-last", 8)])
 def test_the_papers_loop(model: LocalLanguageModel, documents: int, order: PassageOrder, block: int | None) -> None:
     blocked: dict[str, object] = {} if block is None else {"windows": "blocked", "block": block}
     prepared = prepare_text(TEXT, model.tokenizer, options("paper", **blocked), limit_tokens=83)

@@ -24,8 +24,7 @@ def options(semantics: Semantics) -> PlanOptions:
     return PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
 
 
-@pytest.mark.parametrize("semantics", ["paper", "official"])
-@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize(("semantics", "temperature"), [("paper", 0.3), ("official", 1.0)])
 def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, temperature: float) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options(semantics), limit_tokens=83)
     hits = some_hits(prepared, 4)

@@ -11,7 +11,6 @@ from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.scoring import Scorer
-from ralm.protocols import Mixer
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
@@ -23,8 +22,8 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
-from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
-from ralm.records import NO_PASSAGE, Hits, ScoredTokens
+from ralm.reading.tokens import PassageDocuments, prepare_text
+from ralm.records import NO_PASSAGE, Hits
 from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
 from tests.reading.loops import PASSAGES, TEXT, some_hits, written
 from tests.reading.test_generate import SomeHits
@@ -40,21 +39,16 @@ PLANS = {
     ),
 }
 POSTERIOR = PosteriorWeights(eta=0.6, decay=3, evidence=12)
-
-
-def read(model: Any, prepared: PreparedText, hits: Hits, mixer: Mixer, temperature: float = 1.0) -> ScoredTokens:
-    return score_text(
-        prepared, model, hits, PASSAGES, Parts(reader=Ensemble(documents=3, temperature=temperature), mixer=mixer)
-    )
+TEMPERATURE = 2.0
 
 
 @pytest.mark.parametrize("windows", PLANS)
-@pytest.mark.parametrize("temperature", [2.0, 1e6])
-def test_posterior_weights_equal_the_plain_loop(model: LocalLanguageModel, windows: str, temperature: float) -> None:
+def test_posterior_weights_equal_the_plain_loop(model: LocalLanguageModel, windows: str) -> None:
     """Each row's passages, also new ones, read the last tokens before it; the targets of the stride follow."""
     prepared = prepare_text(TEXT, model.tokenizer, PLANS[windows], limit_tokens=83)
     hits, scorer = some_hits(prepared, 3), Scorer(model)
-    scored = read(scorer, prepared, hits, POSTERIOR, temperature)
+    parts = Parts(reader=Ensemble(documents=3, temperature=TEMPERATURE), mixer=POSTERIOR)
+    scored = score_text(prepared, scorer, hits, PASSAGES, parts)
     documents = PassageDocuments.planned(PASSAGES, model.tokenizer, prepared.plan.options)
     at = 0
     for row in range(len(prepared.plan)):
@@ -62,7 +56,7 @@ def test_posterior_weights_equal_the_plain_loop(model: LocalLanguageModel, windo
         requests = [stride_request(prepared.tokens, prepared.plan, row, documents[number], 12) for number, _ in found]
         log_probs = [one.astype(float).tolist() for one in scorer.log_probs(requests)]
         targets = int(prepared.plan.end_R[row] - prepared.plan.target_begin_R[row])
-        lambdas = ensemble.weights([score for _, score in found], temperature)
+        lambdas = ensemble.weights([score for _, score in found], TEMPERATURE)
         first = len(log_probs[0]) - targets
         weights = mixers.posterior(lambdas, log_probs, first, 0.6, 3, 12)
         for t, weights_K in enumerate(weights, start=first):

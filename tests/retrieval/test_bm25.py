@@ -1,8 +1,14 @@
-"""BM25 against the formula on random corpora, and against Lucene's own answers."""
+"""BM25 against the formula and against Lucene's own answers; its arrays merged, at their limits, compiled."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,20 +16,27 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import ralm
 from ralm.errors import CorpusError
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis import ENGLISH, Analyser
-from ralm.retrieval.bm25 import search, stream
+from ralm.retrieval.bm25 import kernels, search, stream
+from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
+from ralm.retrieval.bm25.lookup import search_lookups
+from ralm.retrieval.bm25.merging import NOT_KEPT, MergedArrays, merge_arrays
 from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
+from ralm.retrieval.update import update_index
+from tests.fakes import passages_of
 from tests.reference import bm25 as reference
-from tests.retrieval.searching import arrays_of, assert_same_files, indexed
+from tests.retrieval.searching import arrays_of, assert_equal, assert_same_files, found_by, indexed, pieces, term_texts
 from tests.shared_data import shared
 
-WORDS = ("alpha", "beta", "gamma", "delta", "rare", "the", "unseen")
+LETTERS = ("alpha", "beta", "gamma", "delta", "rare", "the", "unseen")
 
 
 def test_words_that_no_passage_has_are_not_remembered_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +79,8 @@ def check(retriever: BM25, texts: list[str], queries: list[str], k: int, options
             assert high > low or (high == low and first < second), "equal scores by lower number"
 
 
-texts_of = st.lists(st.lists(st.sampled_from(WORDS[:-1]), max_size=40).map(" ".join), min_size=1, max_size=30)
-queries_of = st.lists(st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join), min_size=1, max_size=5)
+texts_of = st.lists(st.lists(st.sampled_from(LETTERS[:-1]), max_size=40).map(" ".join), min_size=1, max_size=30)
+queries_of = st.lists(st.lists(st.sampled_from(LETTERS), max_size=8).map(" ".join), min_size=1, max_size=5)
 
 
 @settings(max_examples=60)
@@ -157,21 +170,22 @@ def test_passages_without_terms(tmp_path: Path) -> None:
         BM25Builder(tmp_path / "empty").finish()
 
 
-def wikitext_passages() -> list[Passage]:
+@pytest.fixture(scope="module")
+def wikitext(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = shared("data", "wikitext", "test.txt").read_text(encoding="utf-8").split()
-    texts = [" ".join(words[i : i + 100]) for i in range(0, len(words), 100)]
-    return [Passage(number=n, document_id=str(n), title="", text=text) for n, text in enumerate(texts)]
+    folder = tmp_path_factory.mktemp("wikitext") / "index"
+    build_index(passages_of(*pieces(words, 100)), folder, analyser="lucene")
+    return folder
 
 
 @pytest.mark.parametrize("way", ["sum", "stream", "lookup"])
-def test_lucene_gives_the_same_top_16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_lucene_gives_the_same_top_16(wikitext: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Anserini orders equal scores by id as text, the only difference between its lists and ours."""
     monkeypatch.setattr(search, "PASSAGES_A_HIT", 1 << 40 if way == "sum" else 1)
     monkeypatch.setattr(stream, "STREAM_OVERLAP", 0.0 if way == "stream" else 2.0)
     lines = shared("golden", "lucene", "wikitext_stride_queries.jsonl").read_text(encoding="utf-8").splitlines()
     golden = [json.loads(line) for line in lines]
-    build_index(wikitext_passages(), tmp_path / "index", analyser="lucene")
-    hits = open_index(tmp_path / "index").bm25.retrieve([case["query"] for case in golden], 100)
+    hits = open_index(wikitext).bm25.retrieve([case["query"] for case in golden], 100)
     assert len(golden) == 600
     for row, case in enumerate(golden):
         ours, lucene = hits.of(row)[:16], case["hits"]
@@ -191,3 +205,162 @@ def test_odd_queries(tmp_path: Path) -> None:
     found = [[number for number, _ in bm25.retrieve([query], 1 << 30).of(0)] for query in queries]
     assert found == [[], [], [], [], [0, 1], [0, 1]]
     assert len(bm25.retrieve([], 3)) == 0
+
+
+WORDS = [*(f"w{number}" for number in range(12)), "größe", "東京", "w1 " * 300]
+TEXT = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
+
+
+@settings(max_examples=60)
+@given(
+    parts=st.lists(st.lists(TEXT, min_size=1, max_size=12), min_size=1, max_size=2),
+    at_a_time=st.sampled_from([3, 1000]),
+    data=st.data(),
+)
+def test_merged_arrays_are_those_of_one_build(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[list[str]], at_a_time: int, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("merging")
+    every = [(part, row) for part, texts in enumerate(parts) for row in range(len(texts))]
+    order = data.draw(st.permutations(every))[: data.draw(st.integers(1, len(every)))]
+    numbers = [np.full(len(texts), NOT_KEPT, np.int32) for texts in parts]
+    for number, (part, row) in enumerate(order):
+        numbers[part][row] = number
+    sources = [MergedArrays(arrays_of(folder / str(part), texts), numbers[part]) for part, texts in enumerate(parts)]
+    counts = merge_arrays(sources, folder / "merged", at_a_time)
+    assert counts.passages == len(order)
+    at_once = arrays_of(folder / "at-once", [parts[part][row] for part, row in order])
+    assert (counts.terms, counts.tokens) == (len(at_once.term_ids), at_once.totals[0])
+    assert_same_files(folder / "merged", folder / "at-once")
+
+
+MOST = 5
+REFUSED = r"at most 5 passages, but this one would have 6, or more; make several indexes"
+
+
+def passages(begin: int, end: int) -> list[Passage]:
+    return [Passage(number - begin, f"d{number}", "", f"w{number}") for number in range(begin, end)]
+
+
+def build(folder: Path, count: int) -> None:
+    build_index(passages(0, count), folder / "index")
+
+
+def add(folder: Path, count: int) -> None:
+    build_index(passages(0, 4), folder / "index")
+    update_index(folder / "index", passages(4, count))
+
+
+def test_a_number_of_31_bits_names_the_last_passage_that_is_allowed() -> None:
+    assert kernels.MAX_PASSAGES == 2_147_483_648
+    last = kernels.MAX_PASSAGES - 1
+    assert kernels.passage_of(1 << kernels.NUMBER_BITS | kernels.MAX_SCORE - last) == last
+
+
+@pytest.mark.parametrize("way", [build, add])
+def test_as_many_as_are_allowed_and_one_more(
+    way: Callable[[Path, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "MAX_PASSAGES", MOST)
+    way(tmp_path / "allowed", MOST)
+    with pytest.raises(CorpusError, match=REFUSED):
+        way(tmp_path / "more", MOST + 1)
+
+
+def test_an_index_with_too_many_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(tmp_path, MOST + 1)
+    monkeypatch.setattr(kernels, "MAX_PASSAGES", MOST)
+    with pytest.raises(CorpusError, match=REFUSED):
+        open_index(tmp_path / "index").bm25  # noqa: B018 - it is opened on first use
+
+
+PASSAGES = 1 << 17
+HOLE = (1 << 31) + 12345
+A_TERM = 2000  # too few for a common term
+
+
+def small_index(folder: Path) -> Arrays:
+    words = np.random.default_rng(0).zipf(1.3, 3 * PASSAGES) % 5000
+    return arrays_of(folder, pieces([f"w{word}" for word in words.tolist()], 3))
+
+
+def with_hole(arrays: Arrays, terms_before: int, folder: Path) -> Arrays:
+    """The same index with a hole of postings behind its first terms, which belongs to terms without a name."""
+    at, total = int(arrays.offsets[terms_before]), len(arrays.passages)
+    owners = -(-HOLE // A_TERM)
+    inserted = np.minimum(np.arange(1, owners + 1) * A_TERM, HOLE) + at
+    offsets = np.concatenate([arrays.offsets[: terms_before + 1], inserted, arrays.offsets[terms_before + 1 :] + HOLE])
+    widened = {}
+    for name in ("passages", "codes"):
+        column = getattr(arrays, name)
+        wide = np.memmap(folder / f"{name}.wide", column.dtype, "w+", shape=(total + HOLE,))
+        wide[:at], wide[at + HOLE :] = column[:at], column[at:]
+        widened[name] = np.asarray(wide)
+    term_ids = np.where(arrays.term_ids < terms_before, arrays.term_ids, arrays.term_ids + owners)
+    return replace(arrays, offsets=offsets, passages=widened["passages"], codes=widened["codes"], term_ids=term_ids)
+
+
+def test_more_postings_than_32_bits_can_number(tmp_path: Path) -> None:
+    arrays = small_index(tmp_path)
+    order = np.argsort(-np.diff(arrays.offsets), kind="stable")
+    terms_before = int(np.sort(order[:10])[5])  # common terms on both sides of the hole
+    wide = with_hole(arrays, terms_before, tmp_path)
+    assert wide.offsets[-1] > 1 << 31
+    rng = np.random.default_rng(1)
+    text = np.where(rng.random(400) < 0.5, order[rng.integers(0, 10, 400)], rng.integers(0, len(order), 400))
+    texts = term_texts(arrays)
+    words = [texts[term] for term in text]
+    queries = [words[end - 12 : end] for end in range(12, 400, 3)]
+    small, large = BM25(arrays, PASSAGES), BM25(wide, PASSAGES)
+    expected = small.retrieve_terms([small.terms(query) for query in queries], 16)
+    assert len(large.collection.postings.most_M) >= 10
+    terms = [large.terms(query) for query in queries]
+    assert_equal(found_by(Stream(large.collection, 16), large._batch(terms, 16)), expected)
+    for collection in (large._plain, large.collection):
+        batch = large._batch(terms, 16)
+        search_lookups(collection, batch)
+        assert_equal(batch.hits(), expected)
+
+
+_PROGRAM = """
+import numpy as np
+from ralm.retrieval.bm25.kernels import worst_score
+print(worst_score(np.zeros(1, np.int64), 0))
+"""
+
+
+@pytest.mark.slow
+def test_kernels_need_no_place_for_a_cache(tmp_path: Path) -> None:
+    shutil.copytree(Path(ralm.__file__).parent, tmp_path / "ralm", ignore=shutil.ignore_patterns("__pycache__", "demo"))
+    # root may write everywhere, so numba's cache folders are made files: nobody can make a folder there
+    for folder in (tmp_path / "ralm").rglob("*"):
+        if folder.is_dir():
+            (folder / "__pycache__").write_text("")
+    home = tmp_path / "home"
+    home.write_text("")
+    environment = {**os.environ, "HOME": str(home), "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("XDG_CACHE_HOME", None)
+    ran = subprocess.run([sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr
+
+
+_WATCHED = """
+import sys, types
+from ralm.retrieval.bm25.kernels import load_compiler
+
+class Watched(types.ModuleType):
+    def __setattr__(self, name, value):
+        raise AssertionError(f"sys.{name} is replaced")
+
+load_compiler()
+sys.__class__ = Watched
+from numba.core.errors import LiteralTypingError
+str(LiteralTypingError("as numba raises and catches in most functions that it compiles"))
+"""
+
+
+def test_compiling_leaves_the_streams_of_the_process_alone() -> None:
+    pytest.importorskip("colorama")  # with which numba would replace them, whatever another thread does meanwhile
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_DISABLE")}
+    ran = subprocess.run([sys.executable, "-c", _WATCHED], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

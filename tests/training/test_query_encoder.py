@@ -211,12 +211,11 @@ def test_examples_without_a_choice_teach_nothing(root: Path, tmp_path: Path) -> 
         train_query_encoder(tmp_path / "none", tmp_path / "other", index=index, training=none_held_out)
 
 
-@pytest.mark.parametrize(("count", "said"), [(1, "of 1 document"), (2, "of 2 documents"), (9, "of 9 documents")])
-def test_a_few_documents_are_too_few_to_hold_some_out(root: Path, tmp_path: Path, count: int, said: str) -> None:
-    index, names = open_index(root / "index"), [f"d{n % count}" for n in range(40)]
+def test_a_few_documents_are_too_few_to_hold_some_out(root: Path, tmp_path: Path) -> None:
+    index, names = open_index(root / "index"), [f"d{n % 9}" for n in range(40)]
     means = [[-1.0, -2.0]] * 40
     save_signals(tmp_path / "signals", index.fingerprint, ["sea"] * 40, [[1, 2]] * 40, means, documents=names)
-    with pytest.raises(UsageError, match=rf"{said}, and holding some out needs at least 10"):
+    with pytest.raises(UsageError, match="of 9 documents, and holding some out needs at least 10"):
         train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=QUICK)
     assert not list(tmp_path.glob("out*"))
     once = replace(QUICK, steps=1, held_out=0)

@@ -1,27 +1,37 @@
-"""A folder of signals, read back."""
+"""Folders of signals: read back, written by the command, killed processes, damage, other settings."""
 
+import json
 import shutil
-from dataclasses import replace
+import sqlite3
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.records import NO_PASSAGE
+from ralm.lm.registry import load_local_model
+from ralm.reading.tokens import PassageDocuments
+from ralm.records import NO_PASSAGE, IntArray, ScoringSequence
+from ralm.retrieval.index import open_index
 from ralm.storage.manifest import write_manifest
+from ralm.training import signal_writer
+from ralm.training.gains import signal_statistics
 from ralm.training.options import TrainingOptions
 from ralm.training.signals import (
     CANDIDATES,
     EXAMPLES,
     SIGNALS_KIND,
+    Signals,
     open_signals,
     split_documents,
     split_with_choice,
     spread,
 )
-from tests.training.made_signals import save_signals
+from tests.cli.program import Answer, ralm
+from tests.training.made_signals import save_signals, save_zipf_corpus
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -142,3 +152,186 @@ def test_figures_that_are_changed_are_other_signals(tmp_path: Path) -> None:
     permuted = replace(signals, log_probs_EK=signals.log_probs_EK[:, ::-1])
     elsewhere = replace(signals, documents_E=["other"])
     assert len({signals.fingerprint, permuted.fingerprint, elsewhere.fingerprint}) == 3
+
+
+SMALL = ["--prefix-tokens", 12, "--sequence-tokens", 32, "--query-tokens", 12, "--document-tokens", 30]
+SMALL += ["--candidates", 3, "--per-sequence", 2]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus, and an index of it."""
+    folder = tmp_path_factory.mktemp("signals")
+    save_zipf_corpus(folder / "corpus.jsonl")
+    answer = ralm("index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 12)
+    assert answer.status == 0, answer.err
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal_writer, "_PART", 8)
+
+
+@pytest.fixture
+def asked(work: Path, tiny_folders: dict[str, Path]) -> list[object]:
+    """Everything but the output."""
+    lm = tiny_folders["gpt2"]
+    return ["signals", work / "corpus.jsonl", "--index", work / "index", "--lm", lm, "--examples", 30, *SMALL]
+
+
+def succeeded(answer: Answer) -> Answer:
+    assert answer.status == 0, answer.err
+    return answer
+
+
+def same(some: Signals, others: Signals) -> None:
+    """The same candidates and, but for rounding, the same figures."""
+    np.testing.assert_array_equal(some.passages_EK, others.passages_EK)
+    np.testing.assert_allclose(some.log_probs_EK, others.log_probs_EK, rtol=1e-5)
+    np.testing.assert_allclose(some.baseline_E, others.baseline_E, rtol=1e-5)
+    assert some.texts("prefix") == others.texts("prefix")
+
+
+def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, asked: list[object]) -> None:
+    out = tmp_path / "signals"
+    answer = succeeded(ralm(*asked, "--out", out))
+    assert f"{out}: 30 examples" in answer.out
+    made = open_signals(out)
+    assert len(made) == 30
+    assert made.passages_EK.shape == (30, 3)
+    assert len(list((out / CANDIDATES).iterdir())) == 4
+    assert not (tmp_path / "signals.unfinished").exists()
+    examples = pq.read_table(out / "examples.parquet").to_pylist()
+    assert [row["example"] for row in examples] == list(range(30))
+    for row in examples:
+        assert row["prefix"].endswith(row["query"])
+        assert len(row["continuation_tokens"]) == 4
+    assert ralm("check", out).status == 0
+    again = ralm(*asked, "--out", out)
+    assert again.status != 0
+    assert "already exists" in again.err
+    as_json = json.loads(succeeded(ralm(*asked, "--out", out, "--force", "--json")).out)
+    assert as_json == asdict(signal_statistics(made))
+    same(made, open_signals(out))
+    assert ralm("check", out).status == 0
+
+
+def test_continuations_are_scored_after_each_passage_and_the_prefix(
+    work: Path, tmp_path: Path, asked: list[object], tiny_folders: dict[str, Path]
+) -> None:
+    succeeded(ralm(*asked, "--out", tmp_path / "signals"))
+    model, index = load_local_model(str(tiny_folders["gpt2"])), open_index(work / "index")
+    documents = PassageDocuments(index.passages, model.tokenizer, 30, "auto")
+    examples = pq.read_table(tmp_path / "signals" / "examples.parquet").to_pylist()
+    rows = pq.read_table(tmp_path / "signals" / CANDIDATES / "00000.parquet").to_pylist()
+    for row in rows:
+        example = examples[row["example"]]
+        prefix, continuation = example["prefix_tokens"], example["continuation_tokens"]
+        document = documents[NO_PASSAGE if row["passage"] is None else row["passage"]].tolist()
+        tokens = np.array([*document, *prefix, *continuation])
+        [log_probs_P] = model.score([ScoringSequence(tokens, np.arange(len(tokens) - 4, len(tokens)))])
+        np.testing.assert_allclose(row["log_probs"], log_probs_P, rtol=1e-4)
+
+
+def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have the disk be full once, when a third part is to be measured; returns where measured parts begin."""
+    measured: list[int] = []
+    failed: list[int] = []
+    measure = signal_writer._candidate_file
+
+    def measuring(examples: Any, part_B: IntArray, retriever: Any) -> bytes:
+        first = int(part_B[0])
+        if len(measured) == 2 and not failed:
+            failed.append(first)
+            raise OSError(28, "No space left on device")
+        measured.append(first)
+        return measure(examples, part_B, retriever)
+
+    monkeypatch.setattr(signal_writer, "_candidate_file", measuring)
+    return measured
+
+
+def failing_at(name: str, *command: object) -> None:
+    """Run the command with a function that finds the disk full."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal_writer, name, lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+        assert ralm(*command).status != 0
+
+
+@pytest.mark.parametrize("replaced", [[], ["--force"]])
+def test_what_is_done_is_not_measured_again(
+    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch, replaced: list[object]
+) -> None:
+    """With --force, over signals of the same settings."""
+    succeeded(ralm(*asked, "--out", tmp_path / "whole"))
+    if replaced:
+        shutil.copytree(tmp_path / "whole", tmp_path / "out")
+    measured = measuring_that_fails_at_the_third(monkeypatch)
+    answer = ralm(*asked, "--out", tmp_path / "out", *replaced)
+    assert answer.status != 0
+    assert "no space left" in answer.err
+    assert measured == [0, 8]
+    if replaced:
+        same(open_signals(tmp_path / "whole"), open_signals(tmp_path / "out"))
+    else:
+        other = ralm(*asked, "--out", tmp_path / "out", "--seed", 1)
+        assert other.status != 0
+        assert "begun with other settings (examples.seed 0 there, 1 here)" in other.err
+    with sqlite3.connect(tmp_path / "out.unfinished" / "parts.sqlite") as parts:
+        parts.execute("UPDATE entries SET value = substr(value, 2) WHERE key = CAST('1' AS BLOB)")
+    succeeded(ralm(*asked, "--out", tmp_path / "out", *replaced))
+    assert sorted(measured) == [0, 8, 8, 16, 24], "a part that was damaged is measured again"
+    same(open_signals(tmp_path / "whole"), open_signals(tmp_path / "out"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
+def test_other_texts_and_fields_are_other_settings(work: Path, tmp_path: Path, asked: list[object]) -> None:
+    text = tmp_path / "text.jsonl"
+    shutil.copy(work / "corpus.jsonl", text)
+    asked[1] = text
+    failing_at("write_manifest", *asked, "--out", tmp_path / "out")
+    answer = ralm(*asked, "--out", tmp_path / "out", "--fields", "id=title")
+    assert "begun with other settings (text.fields.id id there, title here)" in answer.err
+    with text.open("a") as stream:
+        stream.write(json.dumps({"id": "new", "text": "new words " * 30}) + "\n")
+    answer = ralm(*asked, "--out", tmp_path / "out")
+    assert "begun with other settings (text.sha256" in answer.err
+    succeeded(ralm(*asked, "--out", tmp_path / "out", "--force"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--document-tokens", 1020], "do not fit together into"),
+        (["--prefix-tokens", 30], "do not fit into --sequence-tokens 32"),
+        (["--examples", 0], "--examples must be at least 1"),
+        (["--fields", "text=title,title=text"], "no document has 16 tokens"),
+        (["--fields", "text=body"], "has no field 'body'"),
+        (["--retriever", "dense"], "was not built for dense"),
+    ],
+)
+def test_bad_input(tmp_path: Path, asked: list[object], options: list[object], message: str) -> None:
+    answer = ralm(*asked, *options, "--out", tmp_path / "out")
+    assert answer.status != 0
+    assert message in answer.err
+    assert answer.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_worth_by_hand(tmp_path: Path) -> None:
+    """Two examples with a choice, one with a single candidate, one that the model finds impossible."""
+    signals = save_signals(
+        tmp_path / "signals",
+        "index",
+        ["a", "b", "c", "d"],
+        [[0, 1], [2, 3], [4], [5, 6]],
+        [[-2.0, -1.0], [-2.0, -2.005], [-1.0], [-1.0, -np.inf]],
+        baselines=[-3.0, -2.5, -9.0, -9.0],
+    )
+    worth = signal_statistics(signals)
+    assert (worth.examples, worth.single, worth.impossible, worth.no_preference) == (2, 1, 1, 1)
+    assert worth.first.value == pytest.approx((1 + 0.5) / 2, abs=1e-6)
+    assert worth.random.value == pytest.approx((1.5 + 0.4975) / 2, abs=1e-6)
+    assert worth.best.value == pytest.approx((2 + 0.5) / 2, abs=1e-6)
+    assert worth.first.ends is None, "of two documents"

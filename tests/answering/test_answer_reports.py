@@ -1,0 +1,354 @@
+"""Runs of questions side by side: sweeps, reports and their pages, comparisons, and tables as LaTeX."""
+
+import csv
+import json
+import shutil
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, strategies as st
+
+import ralm as library
+from ralm.answering import run
+from ralm.answering.evaluation import evaluate_questions
+from ralm.answering.metrics import answer_spans, dpr_tokens, has_answer
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.questions import Question
+from ralm.answering.report import report_of_answers
+from ralm.answering.run import ANSWERS_KIND, sweep_answers
+from ralm.answering.sources import GivenPassages
+from ralm.errors import DamagedFolderError
+from ralm.protocols import WritingModel
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.parts import Parts
+from ralm.retrieval.retrieval_file import RetrievedPassage
+from ralm.runs.run import verify_folder
+from ralm.storage.manifest import read_manifest
+from tests.cli.program import done, failed, printed, ralm
+
+PROMPT = open_prompt("in-context-ralm")
+TEXTS = ("The dog keeps the sheep together.", "The whales sing in the sea.", "Bread is sold in the town.")
+QUESTIONS = [
+    Question(str(place), text, (answer,), tuple(RetrievedPassage(text=one) for one in (*TEXTS[place:], *TEXTS[:place])))
+    for place, (text, answer) in enumerate(
+        [("who keeps the sheep together", "the dog"), ("who sings", "whales"), ("what is sold", "bread")]
+    )
+]
+SOURCE = GivenPassages(QUESTIONS, {"passages": "given"})
+OPTIONS = AnswerOptions(new_tokens=3)
+
+
+def points(*numbers: int, questions: list[Question] = QUESTIONS, **how: Any) -> dict[str, dict[str, Any]]:
+    of: dict[int, Any] = {
+        number: {"parts": Parts(reader=Concatenation(documents=number))} for number in numbers if number
+    }
+    read = {"source": SOURCE, "options": OPTIONS, **how}
+    hows = {number: read | of.get(number, {"source": None}) for number in numbers}
+    return {str(number): {"questions": questions, "prompt": PROMPT, **one} for number, one in hows.items()}
+
+
+def test_a_point_is_what_an_evaluation_with_so_many_passages_gives(model: WritingModel) -> None:
+    swept = sweep_answers("documents", points(2, 0, 1), model)
+    rows: Any = swept.rows()
+    assert [row["documents"] for row in rows] == ["2", "0", "1"]
+    for row in rows:
+        number = row["documents"]
+        alone: Any = evaluate_questions(model=model, **points(int(number))[number]).summary()
+        for metric in ("exact_match", "f1", "gold_log_prob"):
+            assert row[metric] == pytest.approx(alone[metric], abs=1e-4)
+            assert (row[f"{metric}_low"], row[f"{metric}_high"]) == (alone[f"{metric}_interval"] or (None, None))
+        assert row.get("has_answer") == alone.get("has_answer")
+    assert rows[0]["has_answer"] == 1
+
+
+def test_a_killed_sweep_resumes_and_its_folder_has_runs_table_and_plot(
+    model: WritingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(run, "write_sweep", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        sweep_answers("documents", points(0, 1, 3), model, out=out)
+
+    class Silent:
+        def __getattr__(self, name: str) -> Any:
+            assert name not in ("continuations", "score"), "everything was kept"
+            return getattr(model, name)
+
+    rows: Any = sweep_answers("documents", points(0, 1, 3), Silent(), out=out).rows()
+    summary = json.loads((out / "summary.json").read_text())
+    with (out / "sweep.csv").open() as table:
+        for written, row, point in zip(csv.DictReader(table), rows, summary["points"], strict=True):
+            assert written["documents"] == row["documents"]
+            assert float(written["gold_log_prob"]) == pytest.approx(row["gold_log_prob"])
+            written_run = json.loads((out / f"documents-{row['documents']}" / "summary.json").read_text())
+            assert (written_run["config"], written_run["gold_log_prob"]) == (point["config"], point["gold_log_prob"])
+    assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert verify_folder(out) == ("sweep", [])
+    assert verify_folder(out / "documents-3") == ("answers", [])
+
+
+def test_documents_by_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "questions.json"
+    rows = [
+        {"question": one.text, "answers": [*one.answers], "ctxs": [{"text": read.text} for read in one.passages]}
+        for one in QUESTIONS
+    ]
+    file.write_text(json.dumps(rows))
+    command = ("qa", file, "--lm", "ralm-tiny", "--retrieved", file, "--new-tokens", 3, "--over", "documents=0,2")
+    shown = ralm(*command, "--reader", "ensemble", "--out", tmp_path / "out")
+    assert shown.status == 0, shown.err
+    assert str(tmp_path / "out" / "sweep.png") in shown.out
+    assert "asked with the prompt replug; answers have at most 3 tokens" in shown.out
+    closed, _ = json.loads((tmp_path / "out" / "summary.json").read_text())["points"]
+    assert closed["config"]["passages"] is None
+    failed(ralm(*command[:-1], "documents=-1,1"), 2, "--documents must be at least 1, not -1")
+
+
+def test_figures_side_by_side_are_of_the_same_questions(model: WritingModel) -> None:
+    """An answer that does not fit behind a long prompt is left out of the closed book's figure, too."""
+    long = Question("long", "what is told", ("and " * 40 + "so on",), QUESTIONS[0].passages)
+    several = [*QUESTIONS, long]
+    options = AnswerOptions(new_tokens=3, max_length=40)
+    source = GivenPassages(several, {"passages": "given"})
+    asked: Any = {"source": source, "options": options}
+    whole: Any = evaluate_questions(several, model, PROMPT, baseline=True, **asked).summary()
+    few: Any = evaluate_questions(QUESTIONS, model, PROMPT, baseline=True, **asked).summary()
+    assert (whole["questions"], whole["gold_scored"], few["gold_scored"]) == (4, 3, 3)
+    for one, other in ((whole, few), (whole["closed_book"], few["closed_book"])):
+        assert one["gold_log_prob"] == pytest.approx(other["gold_log_prob"], abs=1e-4)
+    difference = whole["gold_log_prob"] - whole["without_passages"]["gold_log_prob"]
+    assert whole["difference"]["gold_log_prob"] == pytest.approx(difference, abs=1e-4)
+    closed: Any = evaluate_questions([long], model, PROMPT, options=AnswerOptions(new_tokens=3, max_length=60))
+    assert closed.rows[0].judged.gold_log_prob is not None, "with a short prompt it fits"
+    roomy = AnswerOptions(new_tokens=3, max_length=60)
+    how: Any = {"source": source, "options": roomy}
+    rows: Any = sweep_answers("documents", points(0, 1, questions=several, **how), model).rows()
+    alone: Any = sweep_answers("documents", points(0, 1, **how), model).rows()
+    for row, other in zip(rows, alone, strict=True):
+        assert row["gold_log_prob"] == pytest.approx(other["gold_log_prob"], abs=1e-4)
+
+
+ROWS = [
+    {
+        "id": "1",
+        "question": "who sings in the sea",
+        "answers": ["whales", "the blue whales"],
+        "ctxs": [
+            {"title": "The Hill", "text": "The dog keeps the sheep together."},
+            {"title": "The <b>Sea</b>", "text": "Seals sleep; the blue whales sing. Whales!"},
+        ],
+    },
+    {
+        "id": "2",
+        "question": "where is bread sold",
+        "answers": ["Orléans"],
+        "ctxs": [{"title": "", "text": "Bread is sold in Orle\u0301ans \U0001f35e </script> every day."}],
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("answers")
+    (folder / "questions.json").write_text(json.dumps(ROWS))
+    asked = ("qa", folder / "questions.json", "--lm", "ralm-tiny", "--new-tokens", 3)
+    given_passages = ("--retrieved", folder / "questions.json", "--reader", "ensemble", "--documents", 2)
+    assert ralm(*asked, *given_passages, "--baseline", "--out", folder / "run").status == 0
+    assert ralm(*asked, "--out", folder / "closed").status == 0
+    return folder
+
+
+def test_a_report_holds_what_the_run_holds(work: Path) -> None:
+    report = json.loads(ralm("report", work / "run", "--json").out)
+    summary = json.loads((work / "run" / "summary.json").read_text())
+    table = pq.read_table(work / "run" / "answers.parquet").to_pylist()
+    assert report["measures"] == {name: value for name, value in summary.items() if name != "config"}
+    assert report["settings"]["model"] == "ralm-tiny"
+    for shown, row, asked in zip(report["questions"], table, ROWS, strict=True):
+        assert (shown["question"], shown["answers"]) == (asked["question"], asked["answers"])
+        assert shown["answer"] == row["answer"]
+        assert shown["closed_book"]["answer"] == row["closed_answer"]
+        assert shown["gold_log_prob"] == pytest.approx(row["gold_log_prob"], abs=1e-4)
+        assert shown["without_passages"]["answer"] == row["without_answer"]
+        shares = [one["share"] for one in shown["passages"]]
+        assert set(shares) == {None} if len(shares) == 1 else sum(shares) == pytest.approx(1, abs=1e-3)
+    texts = {one["passage"]: one["text"] for one in report["passages"]}
+    marked = [
+        [texts[one["passage"]][begin:end] for begin, end in one["marked"]]
+        for shown in report["questions"]
+        for one in shown["passages"]
+    ]
+    assert marked == [[], ["the blue whales", "whales", "Whales"], ["Orle\u0301ans"]]
+    assert [shown["answer_at"] for shown in report["questions"]] == [2, 1]
+
+
+def test_a_report_in_the_terminal(work: Path) -> None:
+    shown = ralm("report", work / "run", "--questions", 1)
+    assert "who sings in the sea" in shown.out
+    assert "whales | the blue whales" in shown.out
+    assert "closed book" in shown.out
+    assert "(the first 1 of 2 questions)" in shown.out
+    assert "where is bread sold" not in shown.out
+    alone = ralm("report", work / "closed").out
+    assert "with passages" not in alone
+    assert "where is bread sold" in alone
+
+
+def test_a_page_is_whole_and_its_text_is_no_markup(work: Path, tmp_path: Path) -> None:
+    page = tmp_path / "answers.html"
+    assert ralm("report", work / "run", "--html", page).status == 0
+    content = page.read_text(encoding="utf-8")
+    assert "{{" not in content
+    assert content.count("</script>") == 2
+    assert "--paper:" in content  # the style that pages share
+    data = content.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    assert json.loads(data)["questions"][1]["question"] == "where is bread sold"
+    failed(ralm("report", work / "run", "--html", page), 1, "already exists")
+
+
+def test_what_is_refused(work: Path, tmp_path: Path) -> None:
+    failed(ralm("report", work / "run", "--tokens", 3), 2, "--tokens has no effect without a single run of")
+    failed(ralm("report", tmp_path), 1, "no manifest")
+    damaged = tmp_path / "run"
+    shutil.copytree(work / "run", damaged)
+    (damaged / "answers.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DamagedFolderError):
+        report_of_answers(damaged)
+    assert read_manifest(work / "run", kind=ANSWERS_KIND).kind == "answers"
+
+
+DRAWN_TEXTS = st.text("aBé\u0301\u0323 e.o\n\u1e69s", max_size=24)
+
+
+@given(text=DRAWN_TEXTS, answers=st.lists(DRAWN_TEXTS, max_size=3))
+def test_places_of_answers_agree_with_has_answer(text: str, answers: list[str]) -> None:
+    spans = answer_spans(text, answers)
+    assert bool(spans) == has_answer(text, answers)
+    held, wanted = dpr_tokens(text), [dpr_tokens(answer) for answer in answers]
+    assert bool(spans) == any(one in runs_of(held) for one in wanted)
+    for begin, end in spans:  # a character is marked with its combining marks, which may be tokens of their own
+        marked = dpr_tokens(text[begin:end])
+        assert any(one in runs_of(marked) for one in wanted)
+    composed = unicodedata.normalize("NFC", text)
+    assert bool(answer_spans(composed, answers)) == has_answer(composed, answers)
+
+
+def runs_of(tokens: list[str]) -> list[list[str]]:
+    return [tokens[begin:end] for end in range(len(tokens) + 1) for begin in range(end)]
+
+
+FACTS = {"Curie": "radium", "Nobel": "dynamite", "Bell": "the telephone", "Zuse": "the computer"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared")
+    texts = [{"id": name, "text": f"{name} found {what}."} for name, what in FACTS.items()]
+    asked = [{"question": f"who found {what}", "answers": [name]} for name, what in FACTS.items()]
+    chosen = [{**row, "choices": [*FACTS], "answer": row["answers"][0]} for row in asked]
+    for name, rows in (("corpus", texts), ("questions", asked), ("choices", chosen)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done("index", folder / "corpus.jsonl", "--out", folder / "index")
+    base = ["--lm", "ralm-tiny", "--index", folder / "index", "--reader", "ensemble"]
+    done("qa", folder / "questions.jsonl", *base, "--over", "documents=1,2", "--out", folder / "qa")
+    done("qa", folder / "choices.jsonl", *base, "--over", "documents=1,2", "--out", folder / "choice")
+    return folder
+
+
+def table_of(folder: Path, name: str) -> Any:
+    return pq.read_table(folder / name).to_pylist()
+
+
+def test_runs_of_questions(files: Path) -> None:
+    one, two = files / "qa" / "documents-1", files / "qa" / "documents-2"
+    compared: Any = printed("report", one, two)
+    rows = [table_of(folder, "answers.parquet") for folder in (one, two)]
+    means = [sum(row["f1"] for row in some) / 4 for some in rows]
+    logs = [sum(row["gold_log_prob"] for row in some) / sum(row["gold_tokens"] for row in some) for some in rows]
+    first, second = compared["runs"]
+    assert compared["questions"] == 4
+    assert [first["f1"], second["f1"]] == pytest.approx(means)
+    assert [first["gold_log_prob"], second["gold_log_prob"]] == pytest.approx(logs)
+    assert "gold_log_prob_from_first" not in first
+    assert second["gold_log_prob_from_first"] == pytest.approx(logs[1] - logs[0])
+    assert second["gold_log_prob_from_first_interval"] is None, "of four questions"
+    summary = json.loads((one / "summary.json").read_text())
+    assert first["gold_log_prob"] == pytest.approx(summary["gold_log_prob"])
+    same = library.compare_runs([one, one]).changes["gold_log_prob"][1]
+    assert (same.value, same.ends) == (0.0, None)
+
+
+@pytest.mark.parametrize("kind", ["questions", "choices"])
+def test_questions_without_a_passage_are_counted(files: Path, kind: str) -> None:
+    asked = ["qa", files / f"{kind}.jsonl", "--lm", "ralm-tiny", "--index", files / "index"]
+    nothing = [*asked, "--where", 'id == "nobody"']
+    assert printed(*nothing)["no_passage"] == 4
+    assert "4 were asked without a passage" in done(*nothing).out
+
+
+def test_questions_without_gold_answers_have_no_measures(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "bare.jsonl").write_text('{"question": "who found radium", "answers": []}\n' * 2)
+    asked = ["qa", tmp_path / "bare.jsonl", "--lm", "ralm-tiny", "--index", files / "index", "--new-tokens", 2]
+    shown = done(*asked).out
+    assert "2 questions: no measure counts" in shown
+    assert "an answer is in the first" not in shown
+
+
+def test_folders_without_a_page_say_what_to_do(files: Path) -> None:
+    for folder in (files / "choice" / "documents-1", files / "qa"):
+        failed(ralm("report", folder), 2, "give several runs to compare")
+    failed(ralm("report", files / "qa", files / "qa"), 1, "of a sweep those inside it")
+
+
+def test_runs_of_choices(files: Path) -> None:
+    one, two = files / "choice" / "documents-1", files / "choice" / "documents-2"
+    compared: Any = printed("report", one, two)
+    rights = [sum(row["right"] for row in table_of(folder, "choices.parquet")) / 4 for folder in (one, two)]
+    assert [run["accuracy"] for run in compared["runs"]] == pytest.approx(rights)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, two)]
+    for name in ("brier_score", "gold_log_prob"):
+        assert [run[name] for run in compared["runs"]] == pytest.approx([one[name] for one in summaries])
+    shown = done("report", one, two).out
+    assert all(word in shown for word in ("accuracy", "brier score", "documents-2", "4 questions")), shown
+
+
+def test_what_cannot_be_compared(files: Path, tmp_path: Path) -> None:
+    one, choice = files / "qa" / "documents-1", files / "choice" / "documents-1"
+    failed(ralm("report", one, choice), 2, "over different targets or questions")
+    (tmp_path / "other.jsonl").write_text('{"question": "who found gold", "answers": ["nobody"]}\n' * 4)
+    done("qa", tmp_path / "other.jsonl", "--lm", "ralm-tiny", "--out", tmp_path / "other")
+    failed(ralm("report", one, tmp_path / "other"), 2, "over different targets or questions")
+
+
+def test_a_sweep_of_questions_has_the_figures_of_its_runs(files: Path, tmp_path: Path) -> None:
+    asked = ["qa", files / "questions.jsonl", "--lm", "ralm-tiny", "--limit", 2]
+    swept: Any = printed(*asked, "--index", files / "index", "--over", "reader=in-context,concatenation")
+    alone = printed(*asked, "--index", files / "index", "--reader", "concatenation")
+    assert swept["option"] == "reader"
+    assert [point["reader"] for point in swept["points"]] == ["in-context", "concatenation"]
+    first, second = swept["points"]
+    assert second["f1_from_first"] == pytest.approx(alone["f1"] - first["f1"])
+    assert not [name for name in first if "from_first" in name]
+    kept = {name: value for name, value in second.items() if "from_first" not in name}
+    assert {**kept, "seconds": 0} == {"reader": "concatenation", **alone, "seconds": 0}
+    failed(ralm(*asked, "--over", "lm=a,b"), 2, "--over must be KEY=v1,v2,... with a KEY of index, retriever")
+    failed(ralm(*asked, "--over", "shots"), 2, "--shots must be a whole number, not")
+    failed(ralm(*asked, "--over", "shots=1,2"), 2, "--shots makes no difference")
+
+
+def test_tables_as_latex(files: Path) -> None:
+    runs = [files / "qa" / "documents-1", files / "qa" / "documents-2"]
+    lines = done("report", *runs, "--latex").out.splitlines()
+    assert lines[0] == r"\begin{tabular}{lrrr}"
+    assert lines[2:4] == [r" & run &  & change from the first \\", r"\midrule"]
+    assert lines[-2:] == [r"\end{tabular}", "% 4 questions: no interval: fewer than 10 of them, or none differs"]
+    assert any(line.startswith("gold log prob & documents-1 & $-$") for line in lines)
+    failed(ralm("report", *runs, "--latex", "--json"), 2, "--json and --latex are two ways of printing")
+    swept = done(*("qa", files / "choices.jsonl", "--lm", "ralm-tiny", "--over", "max-length=200,300"), "--latex").out
+    assert swept.startswith("\\begin{tabular}")
+    assert "& -{}-max-length & " in swept, "two hyphens would be a dash"
+    assert "& 200 & " in swept
