@@ -228,7 +228,6 @@ EITHER = "--retriever dense or both"
         (INDEX + "--tokens 9 --lm ralm-tiny --words 9", "passages of words"),
         (INDEX + "--ngram 9", "--decontaminate"),
         (INDEX + "--max-overlap 0.1", "--decontaminate"),
-        ("recipe analysis/contamination --stand-in", "--out"),
         ("report DIR --force", "--html"),
         ("report DIR --html DIR/p --json", ""),
     ],

@@ -77,7 +77,7 @@ def test_more_requests_than_may_wait_are_refused() -> None:
             assert refused.json()["error"]["code"] == "busy"
         assert http.get("/health").status_code == 200  # it still answers
         assert [answer.result().status_code for answer in answers] == [200] * 3
-        assert gauge(url, "requests_under_way") == gauge(url, "requests_waiting") == 0
+        until(lambda: gauge(url, "requests_under_way") == gauge(url, "requests_waiting") == 0)
 
 
 def test_a_client_that_goes_away_frees_its_place() -> None:
