@@ -177,7 +177,7 @@ def test_without_the_key_nothing_is_told(index: Path, caplog: pytest.LogCaptureF
                 said += answer.text
         right = {"Authorization": f"Bearer {SECRET}"}
         assert httpx.get(f"{url}/health").status_code == httpx.get(f"{url}/ready").status_code == 200
-        assert httpx.post(f"{url}/v1/completions", json=body, headers=right).status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json=body, headers=right, timeout=60).status_code == 200
         until(lambda: "POST /v1/completions 200" in caplog.text)  # the line is written once the answer is sent
         assert SECRET not in said + caplog.text
         assert "The sea" not in caplog.text
