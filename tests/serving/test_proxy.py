@@ -341,6 +341,15 @@ def test_responses_get_passages_and_sources(asked: Any, stream: bool, upstream: 
     assert (sent["model"], sent.get("stream", False)) == (NAME, stream)
 
 
+def test_metrics_name_the_routes_that_get_passages_and_no_others(url: str) -> None:
+    for path in ("/chat/completions", "/embeddings"):
+        httpx.post(f"{url}/v1{path}", json={"model": NAME, "messages": [], "input": "The sea"})
+    told = httpx.get(f"{url}/metrics").text
+    assert 'route="/v1/chat/completions"' in told
+    assert 'route="/v1/{path:path}"' in told
+    assert "embeddings" not in told
+
+
 def test_what_has_no_passages_is_passed_on_as_it_is(upstream: ChatUpstream, url: str) -> None:
     upstream.instead = Reply({"id": "file-1", "deleted": True})
     for method, path in (

@@ -26,7 +26,7 @@ from ralm.records import Passage
 from ralm.serving import answers, audit, chat, errors, indexes, jobs, options, requests, state, text_sources
 from ralm.serving.dialects import DIALECTS, CompletionDialect, RequestBody, message_text
 
-_ROUTER: Final = APIRouter()
+_ROUTER: Final = APIRouter(include_in_schema=False)
 _CHATS: Final = "/chat/completions"
 _REWRITE: Final = (
     "Write one search query that finds texts for answering the last message of the user in this conversation. Replace "
@@ -105,9 +105,9 @@ def _without_effect(name: str, value: str = "") -> errors.RequestError:
     return errors.RequestError(message, param=f"ralm.{name}")
 
 
-@_ROUTER.api_route("/v1/{path:path}", methods=["GET", "POST", "DELETE", "PUT", "PATCH"], include_in_schema=False)
-async def pass_on(request: Request, path: str) -> Response:
+async def pass_on(request: Request) -> Response:
     """Answer with what the server of the model answers; the bodies of some routes get passages."""
+    path = request.scope["path"].removeprefix("/v1/")
     if {"", ".", ".."} & {*path.removesuffix("/").split("/")}:  # a server may read them as another path
         return errors.error_response(errors.RequestError(f"there is no {request.url.path} here.", status=404))
     content = await request.body()
@@ -116,6 +116,10 @@ async def pass_on(request: Request, path: str) -> Response:
         return await _Exchange(request, f"/{quote(path)}", content, slot).answer()
 
     return await jobs.respond(request, work)
+
+
+for _name in (*DIALECTS, "/{path:path}"):  # the log and the metrics name these, and no other path that a client sends
+    _ROUTER.add_api_route(f"/v1{_name}", pass_on, methods=["GET", "POST", "DELETE", "PUT", "PATCH"])
 
 
 class _Exchange:
