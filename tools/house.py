@@ -72,7 +72,7 @@ def figures(modules: list[Module]) -> list[Figure]:
         Figure("median lines of a file", statistics.median(lengths), aim=130, limit=130, at_least=True),
         Figure("lines of the longest file", max(lengths), aim=450, limit=414),
         Figure("imports, % of lines", 100 * imports / sum(lengths), aim=6, limit=7.938),
-        Figure("lines in tests", lines_of("tests/*.py"), aim=34_000, limit=42_685),
+        Figure("lines in tests", lines_of("tests/*.py"), aim=34_000, limit=42_686),
         Figure("lines in benchmarks", lines_of("benchmarks/*.py"), aim=2_500, limit=2_500),
         Figure("lines in tools", lines_of("tools/*.py"), aim=1_500, limit=1_492),
         Figure("words in docs, hand-written", words, aim=26_000, limit=25_870),

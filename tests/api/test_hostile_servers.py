@@ -42,7 +42,8 @@ def scored(model: Any) -> FloatArray:
 
 
 def whole(body: bytes, *headers: bytes) -> Iterator[bytes | float]:
-    yield b"\r\n".join([HEAD.strip(), *headers, b"Content-Length: %d" % len(body), b"", body])
+    head = [HEAD.strip(), b"Connection: close", *headers]  # the server closes it
+    yield b"\r\n".join([*head, b"Content-Length: %d" % len(body), b"", body])
 
 
 def endless(part: bytes, begin: bytes = HEAD, seconds: float = 0.0) -> Play:
