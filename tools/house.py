@@ -67,11 +67,11 @@ def figures(modules: list[Module]) -> list[Figure]:
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
     return [
         Figure("files in src", len(modules), aim=200, limit=263),
-        Figure("lines in src", sum(lengths), aim=38_000, limit=45_453),
+        Figure("lines in src", sum(lengths), aim=38_000, limit=45_361),
         Figure("lines in recipes", lines_of("src/ralm/recipes/*.py"), aim=1_200, limit=1_197),
         Figure("median lines of a file", statistics.median(lengths), aim=130, limit=130, at_least=True),
         Figure("lines of the longest file", max(lengths), aim=450, limit=414),
-        Figure("imports, % of lines", 100 * imports / sum(lengths), aim=6, limit=7.938),
+        Figure("imports, % of lines", 100 * imports / sum(lengths), aim=6, limit=7.937),
         Figure("lines in tests", lines_of("tests/*.py"), aim=34_000, limit=42_686),
         Figure("lines in benchmarks", lines_of("benchmarks/*.py"), aim=2_500, limit=2_500),
         Figure("lines in tools", lines_of("tools/*.py"), aim=1_500, limit=1_492),

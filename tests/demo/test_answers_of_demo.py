@@ -15,6 +15,7 @@ from ralm.distributed.models import ModelLoader
 from ralm.errors import MissingExtraError
 from ralm.lm.registry import ModelOptions, load_language_model, load_tokenizer
 from ralm.records import Document
+from ralm.terminal import visible
 from tests.cli.program import done, failed, ralm
 from tests.lm.gguf_files import bpe_tokens, tiny_model, write_model
 
@@ -36,10 +37,13 @@ SOURCE = r"\n  1\. (?:measured: the answer is \S+ nats likelier[^(\n]*|cited|quo
 
 @pytest.fixture(autouse=True)
 def small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working folder of its own, and a demonstration of forty short documents, one of which answers the question."""
+    """A working folder of its own, and a demonstration of forty short documents, two of which answer the questions."""
     story = "The turtle is slow, and the shepherd sleeps on the green hill. "
     documents = [Document(id=f"d{place}", title=f"Title {place}", text=f"{story * 3}{place}") for place in range(40)]
     documents += [Document(id="cycle", title="graphlib.CycleError", text=CYCLE)]
+    documents += [
+        Document(id="wsgiref", title="wsgiref.headers", text="Barry Warsaw wrote the module wsgiref.headers.")
+    ]
     monkeypatch.setattr(demonstration, "standard_library_documentation", lambda: documents)
     monkeypatch.chdir(tmp_path)
 
@@ -97,10 +101,8 @@ def test_the_demo_answers_as_ask_does(weights: Path) -> None:
     shown = done("demo", *SHORT).out
     asked = ("ask", QUESTION, "--lm", "smollm2", "--new-tokens", 32, "--index", "ralm-demo/index", "--json")
     answer = json.loads(done(*asked).out)
-    assert f"{QUESTION}\n\n  with:    {' '.join(answer['answer'].split())}{WITHOUT}" in shown
-    assert re.search(SOURCE, shown)
+    assert visible(f"{QUESTION}\n\n  with:    {' '.join(answer['answer'].split())}{WITHOUT}") in shown
     assert "graphlib.CycleError (passage " in shown
-    assert shown.count(WITHOUT) == 2
     assert len(shown.splitlines()) <= 45, "it fits on a screen"
 
 

@@ -10,7 +10,6 @@ from ralm.cli.flags import Output
 from ralm.errors import MissingExtraError
 from ralm.lm import SMOLLM2, TINY
 from ralm.options import Option
-from ralm.settings import PipelineOptions
 
 if TYPE_CHECKING:
     from ralm.demo.demonstration import Demonstration
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 _ROWS: Final = {
     "none": "no retrieval",
     "random": "random passages",
-    "bm25": "BM25's first passage",
-    "recommended": "recommended settings",
+    "bm25": "BM25's first",
+    "recommended": "recommended",
 }
 _NEXT_STEPS: Final = """
 Where every token came from: open {folder}/report.html in a browser. Next:
@@ -40,7 +39,7 @@ def demo_command(
     lm: Annotated[
         str, Option("Model that reads the held-out text; one with a chat template also answers, else smollm2.")
     ] = TINY,
-    limit_tokens: Annotated[int, Option("Number of tokens of the held-out text to score.", minimum=2)] = 4000,
+    limit_tokens: Annotated[int, Option("Number of tokens of the held-out text to score.", minimum=2)] = 5700,
     model_options: options.Model,
 ) -> Output:
     """Ask a small model about Python with and without passages of its documentation, and predict a tenth of it.
@@ -51,10 +50,10 @@ def demo_command(
     """
     from ralm.cli.output import write_page
     from ralm.demo.demonstration import REPORT, Demonstration, build_demo_folder, demonstrate
-    from ralm.pipeline import open_pipeline
     from ralm.runs.report import render_report
 
-    model = open_pipeline(PipelineOptions(lm=lm, model=model_options)).model
+    model_options.check_effect(lm)
+    model = ralm.load_language_model(lm, model_options)
     build_demo_folder(folder)
 
     def read() -> Demonstration:
@@ -93,9 +92,8 @@ def _print_answers(folder: Path, chat: "WritingModel") -> None:
     from ralm.cli.answers import print_passages
     from ralm.cli.output import print_line
     from ralm.demo.demonstration import INDEX, QUESTIONS, answer_questions
-    from ralm.pipeline import open_pipeline
 
-    pipeline = open_pipeline(PipelineOptions(lm=chat.name, index=folder / INDEX), load=lambda *_: chat)
+    pipeline = ralm.Pipeline(model=chat, source=ralm.FromRetriever.of_index(folder / INDEX))
     print_line(f"{chat.name} answers questions about Python, with a passage of its documentation and without:")
     for answer, without in answer_questions(QUESTIONS, pipeline):
         print_line(f"\n{answer.question}\n\n  with:    {' '.join(answer.answer.text.split())}")

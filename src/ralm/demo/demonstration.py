@@ -36,13 +36,13 @@ HELD_OUT: Final = "heldout.txt"
 INDEX: Final = "index"
 REPORT: Final = "report.html"
 
-PLAN: Final = PlanOptions(stride=4, windows="blocked", block=256, max_length=768)
-"""Blocked windows, and a shorter model length than in the papers, so that a laptop needs only a minute."""
+PLAN: Final = PlanOptions(stride=8, windows="blocked", block=256, max_length=768)
+"""Blocked windows, a longer stride and a shorter model length than in the papers, so that a laptop needs a minute."""
 RECOMMENDED: Final = ReadingOptions(reader="ensemble:documents=4,temperature=8", mixer="posterior")
 """The settings of docs/ensembles.md#recommended-settings."""
 QUESTIONS: Final = (
     "Which exception does graphlib raise if the graph has a cycle?",
-    "Who developed turtle graphics?",
+    "Who wrote the module wsgiref.headers?",
 )
 """Questions that the corpus answers, and that SmolLM2 gets wrong without it."""
 NEW_TOKENS: Final = 32
