@@ -277,7 +277,7 @@ def test_questions_without_gold_answers_are_answered_but_not_judged(model: Writi
     run_questions(tmp_path / "run", asked, model, PROMPT, source=Given())
     table = pq.read_table(tmp_path / "run" / "answers.parquet").to_pylist()
     assert [row["exact_match"] is None for row in table] == [False, False, True]
-    assert "no gold answer" in ralm("report", tmp_path / "run").out
+    assert "exact match (2 questions)" in ralm("report", tmp_path / "run").out
 
 
 def test_given_passages_of_questions_with_one_text() -> None:

@@ -106,7 +106,7 @@ def test_a_run_with_damaged_metadata(work: Path, tmp_path: Path) -> None:
     table = pq.read_table(work / "run" / "passages.parquet").drop_columns(["metadata"])
     table = table.append_column("metadata", pa.array(["[]"] * len(table)))
     pq.write_table(table, run / "passages.parquet")
-    for name in ("tokens.parquet", "summary.json"):
+    for name in ("tokens.parquet", "units.parquet", "summary.json"):
         (run / name).write_bytes((work / "run" / name).read_bytes())
     write_manifest(run, kind=FolderKind("run"), settings={}, counts={})
     failed(ralm("report", run), 1, "is not a JSON object; score the text again")

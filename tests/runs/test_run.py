@@ -118,29 +118,17 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path, parts: Parts) -> N
     ("config", "settings"),
     [
         ({}, {}),
-        ({"model": {"name": "mine"}, "passages": {}}, {"model": "mine", "passages": "retrieved"}),
-        ({"model": {}, "passages": None, "reader": None}, {"passages": "none", "reader": "no passage"}),
+        ({"model": {"name": "mine"}, "passages": {}}, {"model": "mine"}),
+        ({"model": {}, "passages": None, "reader": None}, {}),
         ({"plan": {"stride": 4, "windows": "sliding"}}, {"stride": "4", "windows": "sliding"}),
-        ({"reader": {"reader": "ensemble", "temperature": 2}}, {"reader": "ensemble of several, temperature 2"}),
+        ({"reader": {"reader": "ensemble", "temperature": 2}}, {"reader": "ensemble", "temperature": "2"}),
         ({"reader": "mine", "text": "mine", "plan": None}, {}),
-        ({"reader": {"reader": "in-context"}, "reranker": None}, {"reader": "the first passage"}),
-        ({"reader": {"reader": "ensemble", "documents": 3}}, {"reader": "ensemble of 3"}),
         (
             {"reader": {"reader": "in-context"}, "reranker": {"reranker": "oracle", "candidates": 8}},
-            {"reader": "the best of 8 passages (oracle)"},
+            {"reranker": "oracle", "candidates": "8", "reader": "in-context"},
         ),
-        (
-            {
-                "reader": {"reader": "concatenation", "documents": 2},
-                "reranker": {"reranker": "zero-shot", "candidates": 8},
-            },
-            {
-                "reader": "2 passages in one context, chosen from 8 (zero-shot)",
-                "attribution": "all of a token's gain counts for the best passage of its context",
-            },
-        ),
-        ({"reader": {"reader": "mine"}}, {"reader": "mine"}),
-        ({"reader": {"mine": 1}, "passages": {"index": "i"}}, {"passages": "retrieved from i"}),
+        ({"reader": {"reader": "ensemble", "mixer": {"mixer": "uniform"}}}, {"reader": "ensemble", "mixer": "uniform"}),
+        ({"reader": {"mine": 1}, "passages": {"index": "i"}}, {"index": "i"}),
     ],
 )
 def test_what_a_run_does_not_record_is_left_out_of_its_report(

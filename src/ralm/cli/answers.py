@@ -1,13 +1,10 @@
-"""Prints answers to questions with their sources, and the tables and reports of their evaluation."""
+"""Prints answers to questions with their sources, and the tables of their evaluation."""
 
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-
-from rich.console import Console
-from rich.text import Text
 
 from ralm.answering.answerer import SourcedAnswer
 from ralm.answering.citations import AnswerSource
@@ -19,8 +16,6 @@ from ralm.terminal import one_line, visible
 
 _WIDTH: Final = 200
 """Number of printed characters of a source."""
-_BEFORE: Final = 60
-"""Number of these characters before the first answer."""
 
 
 def print_answers(evaluation: AnswerEvaluation[Any, Any], out: Path | None, how: str) -> None:
@@ -103,48 +98,3 @@ def print_sources(answer: SourcedAnswer) -> None:
             print_line(f"\nLog-probability of the answer: {own:.2f} nats a token{beside} ({tokens} tokens).")
     if any(token.is_bounded for token in answer.answer.tokens):
         print_line(f"{answer.answer.certified:.0%} of its tokens are certified; the log-probability is at least this.")
-
-
-def print_answers_report(report: Mapping[str, Any]) -> None:
-    """Print the questions of a report, each with its answers and its passages, the answer marked."""
-    print_line(f"{report['title']}: " + ", ".join(f"{label} {value}" for label, value in report["settings"].items()))
-    passages = {passage["passage"]: passage for passage in report["passages"]}
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    for one in report["questions"]:
-        print_line(f"\n{one_line(one['question'])}")
-        print_line(f"  gold answers      {one_line(' | '.join(one['answers']))}")
-        print_line(f"  {'with passages' if one['passages'] else 'closed book':<18}{_verdict(one)}")
-        for label, book in (("without passages", "without_passages"), ("closed book", "closed_book")):
-            if one[book]:
-                print_line(f"  {label:<18}{_verdict(one[book])}")
-        for rank, source in enumerate(one["passages"], 1):
-            passage = passages[source["passage"]]
-            name, place = one_line(passage["title"] or passage["document_id"]), one_line(passage["place"])
-            known = "quoted" if source["quotes"] else "retrieved"
-            shown = known if source["share"] is None else f"{source['share']:.0%} of the mixture, {known}"
-            print_line(f"  {rank:>3}. {shown}: {name} (passage {source['passage']}; {place})")
-            console.print(Text("       ").append_text(_marked(passage["text"], source["marked"])))
-    if len(report["questions"]) < report["total"]:
-        print_line(f"\n(the first {len(report['questions']):,} of {report['total']:,} questions)")
-
-
-def _verdict(judged: Mapping[str, Any]) -> str:
-    """An answer, whether it is right, and the log-probability of the gold answer."""
-    answer = one_line(judged["answer"]).strip() or "(nothing)"
-    gold, tokens = judged["gold_log_prob"], judged["gold_tokens"]
-    likely = f"; gold answer {gold / tokens:.2f} nats a token" if gold is not None and tokens else ""
-    verdict = {None: "no gold answer", True: "right", False: "wrong"}[judged["exact_match"]]
-    if verdict == "wrong" and judged["contains"]:
-        verdict = "not exact, but contains a gold answer"
-    return f"{answer} ({verdict}{likely})"
-
-
-def _marked(text: str, spans: Sequence[Sequence[int]]) -> Text:
-    """The part of a passage around the first answer in it, or its beginning, with the answers marked."""
-    begin = max(0, spans[0][0] - _BEFORE) if spans else 0
-    begin = text.rfind(" ", 0, begin) + 1  # of a word
-    shown = Text("..." if begin else "")
-    for place, character in enumerate(text[begin : begin + _WIDTH], begin):
-        inside = any(first <= place < last for first, last in spans)
-        shown.append(visible(" " if character.isspace() else character), "bold reverse" if inside else "")
-    return shown.append("..." if begin + _WIDTH < len(text) else "")

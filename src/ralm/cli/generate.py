@@ -85,7 +85,7 @@ def generate_command(
         if json:
             output.print_json(output.generation_as_json(text, own, passages, model.tokenizer, traced))
         elif traced is not None:
-            results.print_report(build_generation_report(traced, config))
+            results.print_gain(traced)
         if traced is not None and report is not None:
             page = render_report(build_generation_report(traced, config))
             output.write_page(report, page, "where every token came from")

@@ -1,22 +1,20 @@
-"""Prints the results of evaluations, sweeps, comparisons and training as tables, and the report of a run."""
+"""Prints the results of evaluations, sweeps, comparisons and training as tables."""
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import JsonValue
-from rich.console import Console
-from rich.text import Text
 
 from ralm.cli.output import passage_name, print_line, print_table, with_interval
 from ralm.evaluation import perplexity
 from ralm.evaluation.comparison import Comparison
 from ralm.evaluation.intervals import NO_INTERVAL, STRETCH, Estimate
-from ralm.runs.report import Report, to_float
+from ralm.reading.provenance import TracedText
+from ralm.runs.report import to_float
 from ralm.runs.sweep import SWEEP_PLOT, SWEEP_TABLE, Sweep
-from ralm.terminal import one_line, visible
+from ralm.terminal import one_line
 from ralm.training import reranker
 from ralm.training.gains import SignalStatistics
 
@@ -223,50 +221,22 @@ def _print_losses(trained: "Trained") -> None:
         print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} after")
 
 
-_FULL_SHADE = 3.0
-"""The gain, in nats, at which the shade of a token is strongest."""
-_HELPED, _HURT, _STEPS = (24, 122, 96), (190, 84, 32), 4
 _SHOWN_PASSAGES = 10
 
 
-def print_report(report: Report) -> None:
-    """Print a summary, the text, and the passages that contributed most."""
-    text, total = report.text, report.text.gain
-    print_line(f"{report.title}: " + ", ".join(f"{label} {value}" for label, value in report.settings.items()))
-    fall = report.perplexity / report.baseline_perplexity - 1
+def print_gain(text: TracedText) -> None:
+    """Print the gain of a text from its passages, and the passages that contributed most."""
+    total, rows = text.gain, text.contributions
     print_line(
-        f"token perplexity {report.baseline_perplexity:.2f} without passages, {report.perplexity:.2f} with them "
-        f"({fall:+.1%})\n{total.nats:+,.1f} nats over {total.targets:,} tokens: {total.helped:,} helped, "
-        f"{total.hurt:,} hurt\n"
+        f"{total.nats:+,.1f} nats from passages over {total.targets:,} tokens: {total.helped:,} helped, "
+        f"{total.hurt:,} hurt"
     )
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    legend = Text("passages hurt ")
-    for step in range(-_STEPS, _STEPS + 1):
-        legend.append("  ", style=_style(step / _STEPS * _FULL_SHADE))
-    console.print(legend.append(f" helped; full at {_FULL_SHADE:g} nats"), end="\n\n")
-    shaded = Text(visible(text.before), style="", overflow="fold")
-    shaded.stylize("dim")
-    for piece, gain in zip(text.texts[: report.shown_tokens], text.gain_T.tolist(), strict=False):
-        shaded.append(visible(piece), style=_style(gain))
-    console.print(shaded)
-    if report.shown_tokens < len(text):
-        print_line(f"\n(the first {report.shown_tokens:,} of {len(text):,} tokens)")
-    print_line("\nPassages by contribution, in nats:\n")
     if without := int((~text.provenance.shared_T).sum()):
         print_line(f"  {without:,} tokens mix predictions as no average: passages have no shares of their gain")
-    rows = text.contributions
     for row in rows[:_SHOWN_PASSAGES]:
-        name = passage_name(text.passages[row.passage])
-        print_line(f"  {row.gain:+8.2f}  {name}: {row.helped:,} helped, {row.hurt:,} hurt")
+        print_line(
+            f"  {row.gain:+8.2f}  {passage_name(text.passages[row.passage])}: {row.helped:,} helped, {row.hurt:,} hurt"
+        )
     if len(rows) > _SHOWN_PASSAGES:
         rest = sum(row.gain for row in rows[_SHOWN_PASSAGES:])
         print_line(f"  {rest:+8.2f}  {len(rows) - _SHOWN_PASSAGES:,} more passages together")
-
-
-def _style(gain: float) -> str:
-    """The background for a gain in nats, in a few steps; none for a small gain."""
-    step = round(min(1.0, abs(gain) / _FULL_SHADE) * _STEPS)
-    if step == 0:
-        return ""
-    red, green, blue = (round(channel * step / _STEPS) for channel in (_HELPED if gain > 0 else _HURT))
-    return f"white on rgb({red},{green},{blue})"

@@ -9,6 +9,7 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -122,54 +123,35 @@ def _perplexity(log_probs_T: FloatArray) -> float:
     return float(np.exp(-log_probs_T.mean(dtype=np.float64))) if len(log_probs_T) else float("nan")
 
 
-_JOINED: Final = "all of a token's gain counts for the best passage of its context"
-"""The attribution if several passages were read in one context."""
+_SETTINGS: Final = {
+    "model": "model.name",
+    "prompt": "prompt.name",
+    "new tokens": "options.new_tokens",
+    "index": "passages.index",
+    "passages": "passages.retrieved",
+    "retriever": "passages.retriever",
+    "reranker": "reranker.reranker",
+    "candidates": "reranker.candidates",
+    "reader": "reader.reader",
+    "documents": "reader.documents",
+    "mixer": "reader.mixer.mixer",
+    "temperature": "reader.temperature",
+    "stride": "plan.stride",
+    "windows": "plan.windows",
+    "semantics": "plan.semantics",
+}
+"""The settings that a report shows, by label: their places in a configuration."""
 
 
 def describe_settings(config: Mapping[str, JsonValue]) -> dict[str, str]:
-    """The settings of a run in a few words each, by label, from its configuration; missing parts are left out."""
-    plan, reader, model = config_part(config, "plan"), config_part(config, "reader"), config_part(config, "model")
-    known = {
-        "model": model.get("name"),
-        "prompt": config_part(config, "prompt").get("name"),
-        "new tokens": config_part(config, "options").get("new_tokens"),
-        "passages": _passage_source(config["passages"]) if "passages" in config else None,
-        "reader": _reader(config["reader"], config_part(config, "reranker")) if "reader" in config else None,
-        "stride": plan.get("stride"),
-        "windows": plan.get("windows"),
-        "attribution": _JOINED if reader.get("reader") == "concatenation" else None,
-    }
-    if "windows" in plan and "semantics" in plan:
-        known["windows"] = f"{plan['windows']}, {plan['semantics']} semantics"
-    return {label: str(value) for label, value in known.items() if value is not None}
-
-
-def _passage_source(source: JsonValue) -> str:
-    if not isinstance(source, dict):
-        return "none"
-    if "retrieved" in source:
-        return str(source["retrieved"])
-    return f"{source.get('retriever', 'retrieved')} from {source['index']}" if "index" in source else "retrieved"
-
-
-def _reader(reader: JsonValue, reranker: Mapping[str, JsonValue]) -> str | None:
-    if not isinstance(reader, dict):
-        return "no passage" if reader is None else None
-    name, method = reader.get("reader"), reranker.get("reranker")
-    if name == "in-context":
-        if method is None:
-            return "the first passage"
-        return f"the best of {reranker.get('candidates', 'several')} passages ({method})"
-    read = None if name is None else str(name)
-    if name == "ensemble":
-        read = f"ensemble of {reader.get('documents', 'several')}"
-        if mixer := config_part(reader, "mixer").get("mixer"):
-            read += f", {mixer} weights"
-        if reader.get("temperature", 1) != 1:
-            read += f", temperature {to_float(reader['temperature']):g}"
-    elif name == "concatenation":
-        read = f"{reader.get('documents', 'several')} passages in one context"
-    return f"{read}, chosen from {reranker.get('candidates')} ({method})" if read and method else read
+    """The settings of a run by label, from its configuration; missing ones are left out."""
+    shown = {}
+    for label, place in _SETTINGS.items():
+        *parts, name = place.split(".")
+        value = reduce(config_part, parts, config).get(name)
+        if isinstance(value, str | int | float):
+            shown[label] = str(value)
+    return shown
 
 
 def config_part(config: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:

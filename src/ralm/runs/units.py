@@ -28,6 +28,7 @@ _COLUMNS: Final = {
     "statistic": pa.string(),
     **dict.fromkeys(("sum", "count", "base_sum", "base_count"), pa.float64()),
 }
+_KINDS: Final = ("run", "answers", "choices")
 _NOUN, _IDENTITY = b"noun", b"identity"
 _REMEDY: Final = "make the run again"
 
@@ -52,8 +53,8 @@ def _rows(name: str, column: Column) -> pa.Table:
 
 def read_units(folder: Path) -> UnitTable:
     """Read the table of units of a run; FolderError or DamagedFolderError if the folder holds none."""
-    files = manifest.read_manifest(folder, kind=FolderKind(manifest.kind_of(folder))).files
-    if UNITS not in files:
+    kind = manifest.kind_of(folder)
+    if kind not in _KINDS or UNITS not in manifest.read_manifest(folder, kind=FolderKind(kind)).files:
         raise FolderError(
             f"{folder} is no run that can be compared: give folders of `ralm eval` or `ralm qa`, of a sweep those "
             f"inside it; if it is one of an earlier version, {_REMEDY}."
