@@ -92,14 +92,6 @@ def test_documents_are_removed_from_an_index_that_a_program_built(tmp_path: Path
     failed(program("sync", index), 2, "does not say how its documents were split")
 
 
-def test_watching_removes_documents_once(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = iter([None])
-    monkeypatch.setattr("ralm.cli.sync.time.sleep", lambda _: next(waits))
-    with pytest.raises(StopIteration):
-        program("sync", index, "--remove-id", "sea.txt", "--watch", "5")
-    assert found(index, "sea hill") == ["hill.md"]
-
-
 def test_added_documents_are_split_as_the_others(tmp_path: Path) -> None:
     rows = [{"id": f"d{n}", "text": f"word{n} common", "url": f"https://host/{n}"} for n in range(45)]
     old, new = write_rows(tmp_path / "old.jsonl", rows[:40]), write_rows(tmp_path / "new.jsonl", rows[40:])

@@ -185,7 +185,7 @@ def case_of(command: str, number: int) -> list[str]:
 def options_of(command: str) -> list[Any]:
     """The options of a command."""
     own, hints = PROGRAM.commands[command].params, HINTS[command]
-    return [one for one in own if one.opts[0].startswith("-") and one.name in hints and one.name != "watch"]
+    return [one for one in own if one.opts[0].startswith("-") and one.name in hints]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -180,29 +179,6 @@ def test_new_sources(corpus: Path, tmp_path: Path) -> None:
     missing = ralm("sync", index, tmp_path / "othr")
     assert (missing.status, "othr does not exist" in missing.err) == (1, True)
     assert counts(index) == "documents: 0 added, 0 replaced, 0 removed, 5 unchanged"
-
-
-def test_watching_prints_changes_and_goes_on_after_a_fault(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index, away = tmp_path / "index", tmp_path / "away"
-    done("index", corpus, "--out", index)
-
-    def between() -> Iterator[None]:
-        yield
-        corpus.rename(away)
-        yield
-        away.rename(corpus)
-        written(corpus / "sea.txt", "The whales dive.", OLD + 1)
-        yield
-        sys.exit()
-
-    waits = between()
-    monkeypatch.setattr("ralm.cli.sync.time.sleep", lambda _: next(waits))
-    watched = ralm("sync", index, "--watch", "5")
-    assert watched.out.count("documents: 0 added, 0 replaced, 0 removed") == 1
-    assert watched.out.count("documents: 0 added, 1 replaced, 0 removed") == 1
-    assert "corpus does not exist; nothing was changed. --allow-missing removes" in watched.err
 
 
 def test_a_source_that_is_gone(corpus: Path, tmp_path: Path) -> None:

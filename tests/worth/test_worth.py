@@ -213,18 +213,20 @@ def test_questions_are_asked_as_ralm_ask_does(tmp_path: Path, model: WritingMode
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
-    return write_rows(file, [{"id": f"d{number}", "text": document(number)} for number in range(20)])
+    write_rows(file, [{"id": f"d{number}", "text": document(number)} for number in range(20)])
+    done("index", file, "--out", file.with_name("index"))
+    return file
 
 
 def test_the_program_says_what_it_reads_and_prints_one_interval_for_one_gain(corpus: Path) -> None:
-    asked = ("worth", corpus, "--lm", "ralm-tiny", *SHORT)
+    asked = ("worth", corpus.with_name("index"), "--lm", "ralm-tiny", *SHORT)
     shown = done(*asked)
     assert "ralm: reads until the verdict is certain: at most 16 documents" in shown.err
     assert " seconds here: 16 take about " in shown.err
     assert len(shown.out.splitlines()) <= 24
     worth = printed(*asked)
     first = worth["gain"]
-    assert (first["units"], worth["corpus"], worth["lm"]) == (16, str(corpus), "ralm-tiny")
+    assert (first["units"], worth["corpus"], worth["lm"]) == (16, str(corpus.with_name("index")), "ralm-tiny")
     assert f"{first['low']:+.3f} to {first['high']:+.3f} nats" in worth["sentence"]
     assert f"{first['low']:+.3f} to {first['high']:+.3f} 16" in " ".join(shown.out.split())
 
@@ -252,20 +254,28 @@ def test_documents_of_a_text_are_units_and_few_are_cut(model: WritingModel) -> N
 
 
 def test_a_text_that_stands_in_the_corpus_is_said_so(corpus: Path) -> None:
-    shown = done("worth", corpus, "--lm", "ralm-tiny", "--text", corpus, *SHORT).out
+    shown = done("worth", corpus.with_name("index"), "--lm", "ralm-tiny", "--text", corpus, *SHORT).out
     assert "stand in the corpus" not in shown  # the ids say which documents are their own
     plain = corpus.with_name("text.txt")
     plain.write_text("\n\n".join(json.loads(line)["text"] for line in corpus.read_text().splitlines() * 2))
-    shown = done("worth", corpus, "--lm", "ralm-tiny", "--text", plain, *SHORT).out
+    shown = done("worth", corpus.with_name("index"), "--lm", "ralm-tiny", "--text", plain, *SHORT).out
     assert "Near duplicates stand in the corpus for " in shown
 
 
 def test_what_allows_no_verdict_is_said(corpus: Path, tmp_path: Path, index: Index, model: WritingModel) -> None:
     asked = ("--lm", "ralm-tiny", *SHORT)
-    short = write_rows(tmp_path / "short.jsonl", [{"id": f"d{n}", "text": "a few words"} for n in range(30)])
-    failed(ralm("worth", short, *asked), 2, "has no documents that are long enough: give longer ones, or lower --pref")
+    indexed(tmp_path / "short", ["a few words"] * 30)
+    failed(
+        ralm("worth", tmp_path / "short", *asked),
+        2,
+        "has no documents that are long enough: give longer ones, or lower --pref",
+    )
     both = ("--text", corpus, "--questions", corpus)
-    failed(ralm("worth", corpus, *asked, *both), 2, "--text and --questions are two measures of a corpus")
+    failed(
+        ralm("worth", corpus.with_name("index"), *asked, *both),
+        2,
+        "--text and --questions are two measures of a corpus",
+    )
     failed(ralm("worth", tmp_path / "none", *asked), 1, "none")
     small = CountingModel(WordTokenizer(), name="small", max_length=300)
     with pytest.raises(UsageError, match="do not fit together into the 300 that small can read"):
@@ -276,7 +286,7 @@ def test_what_allows_no_verdict_is_said(corpus: Path, tmp_path: Path, index: Ind
         judge_corpus(index, writes, held_out, OPTIONS)
     with pytest.raises(BudgetError, match="the budget ended before any of the documents was measured: raise it"):
         judge_corpus(index, model, held_out, WorthOptions(most=16, budget=1e-9))
-    few = write_rows(tmp_path / "few.jsonl", [{"id": f"d{n}", "text": document(n)} for n in range(9)])
-    worth = printed("worth", few, *asked)
+    indexed(tmp_path / "few", [document(n) for n in range(9)])
+    worth = printed("worth", tmp_path / "few", *asked)
     assert worth["sentence"].startswith("No verdict: too few documents for an interval (9). The gain is ")
     assert (worth["verdict"], worth["gain"]["low"], worth["with_duplicates"]["low"]) == ("open", None, None)

@@ -33,7 +33,6 @@ from ralm.validation import check_strings
 _ANSWERS: Final = ("answers", "answer", "possible_answers")
 _TRIVIA_QA: Final = {"QuestionId": "id", "Question": "question", "Answer": "answers"}
 _TABLE: Final = ".csv"
-_LINES: Final = ".jsonl"
 _SPLIT: Final = re.compile(r"_(dev|val|test)$")
 _MIN_CHOICES: Final = 2
 _Record: TypeAlias = tuple[str, Mapping[str, Any]]
@@ -147,26 +146,20 @@ def read_choice_questions(
     taken: Counter[str] = Counter()
     questions = []
     with _input_errors():
-        for question in _choice_questions(str(source), fields or QuestionFields()):
+        for place, record in enumerate(_records(str(source)), 1):
+            question = _choice_question(record, str(place), fields or QuestionFields())
             taken[question.subject] += 1
             if limit is None or taken[question.subject] <= limit:
                 questions.append(question)
     return _not_empty(source, questions)
 
 
-def has_fields(source: str) -> bool:
-    """Return whether the questions of a source are records with named fields."""
-    return source.startswith(HUB_PREFIX) or not (Path(source).is_dir() or files.suffix_of(Path(source).name) == _TABLE)
-
-
 def has_choices(source: str, fields: QuestionFields) -> bool:
-    """Return whether the questions of a source are multiple choice: MMLU's files, or records with choices."""
+    """Return whether the questions of a source are multiple choice: MMLU's files, or lines or rows with choices."""
+    if files.suffix_of(Path(source).name) in (".json", ".tsv"):
+        return False
     with _input_errors():
-        if not has_fields(source):  # DPR's tables may be called .csv, but have tabs
-            first = [] if Path(source).is_dir() else islice(_table_rows(Path(source), ","), 1)
-            return not any("\t" in field for _, row in first for field in row)
-        first_record = islice(_records(source), 1) if _may_have_choices(source) else ()
-        return any(record.get(fields.choices) is not None for _, record in first_record)
+        return any(record.get(fields.choices) is not None for _, record in islice(_records(source), 1))
 
 
 def _not_empty(source: Path | str, questions: list[_Read]) -> list[_Read]:
@@ -189,10 +182,14 @@ def _records(source: str) -> Iterator[_Record]:
     if source.startswith(HUB_PREFIX):
         rows = arrow.dataset_records(source.removeprefix(HUB_PREFIX), lambda schema: schema.names)
         return ((f"{source}, row {place}", _with_line_feeds(row)) for place, row in enumerate(rows))
-    suffix = files.suffix_of(Path(source).name)
+    path = Path(source)
+    suffix = _TABLE if path.is_dir() else files.suffix_of(path.name)
     if suffix not in _READERS:
         raise InputError(f"{source} has no suffix of a file of questions: use one of {', '.join(_READERS)}.")
-    return ((where, _with_line_feeds(row)) for where, row in _READERS[suffix](Path(source)))
+    paths = sorted(file for file in path.iterdir() if files.suffix_of(file.name) == _TABLE) if path.is_dir() else [path]
+    if not paths:
+        raise InputError(f"{path} has no questions: a folder has {_TABLE} files as those of MMLU.")
+    return ((where, _with_line_feeds(row)) for file in paths for where, row in _READERS[suffix](file))
 
 
 def _with_line_feeds(value: Any) -> Any:
@@ -260,6 +257,23 @@ def _table_records(path: Path) -> Iterator[_Record]:
         yield where, dict(zip(names, row, strict=True))
 
 
+def _csv_records(path: Path) -> Iterator[_Record]:
+    """Yield the questions of a file of MMLU; DPR's tables may be called .csv, but have tabs."""
+    rows = [*_table_rows(path, ",")]
+    if any("\t" in field for _, row in rows[:1] for field in row):
+        yield from _table_records(path)
+        return
+    subject = _SPLIT.sub("", files.File(path, path.name).title)
+    for number, (where, (text, *choices)) in enumerate(rows, 1):
+        letter = choices.pop().strip() if choices else ""
+        if len(choices) < _MIN_CHOICES or letter not in tuple(LETTERS[: len(choices)]):
+            raise InputError(
+                f"{where} is not a question, at least {_MIN_CHOICES} choices and the letter of the right one."
+            )
+        row = {"question": text, "choices": choices, "answer": LETTERS.index(letter), "subject": subject}
+        yield where, {"id": f"{subject}:{number}", **row}
+
+
 def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of a table, each with a name for its place; empty lines are ignored."""
     reader = csv.reader(io.StringIO(files.whole_text(path), newline=""), delimiter=delimiter)
@@ -276,10 +290,10 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
 
 
 _READERS: Final[Mapping[str, Callable[[Path], Iterator[_Record]]]] = {
-    _LINES: records_of_lines,
+    ".jsonl": records_of_lines,
     ".json": _json_records,
     ".tsv": _table_records,
-    _TABLE: _table_records,
+    _TABLE: _csv_records,
 }
 """Readers of records, by the suffix of a file."""
 
@@ -368,39 +382,6 @@ def _choice_question(record: _Record, place: str, names: QuestionFields) -> Choi
         return ChoiceQuestion(asked.id or place, asked.question, asked.choices, gold, asked.subject, asked.ctxs)
     except UsageError as error:
         raise InputError(f"{record[0]}: {error}") from None
-
-
-def _may_have_choices(source: str) -> bool:
-    """Return whether a source is of a kind whose records may have choices."""
-    return source.startswith(HUB_PREFIX) or files.suffix_of(Path(source).name) == _LINES
-
-
-def _choice_questions(source: str, fields: QuestionFields) -> Iterator[ChoiceQuestion]:
-    path = Path(source)
-    if _may_have_choices(source):
-        for place, record in enumerate(_records(source), 1):
-            yield _choice_question(record, str(place), fields)
-        return
-    paths = sorted(path.iterdir()) if path.is_dir() else [path]
-    paths = [file for file in paths if files.suffix_of(file.name) == _TABLE]
-    if not paths:
-        raise InputError(
-            f"{path} is no multiple choice: give a {_TABLE} or {_LINES} file, or a folder of {_TABLE} files."
-        )
-    for file in paths:
-        yield from _mmlu_questions(file)
-
-
-def _mmlu_questions(path: Path) -> Iterator[ChoiceQuestion]:
-    subject = _SPLIT.sub("", files.File(path, path.name).title)
-    for number, (where, (text, *choices)) in enumerate(_table_rows(path, ","), 1):
-        letter = choices.pop().strip() if choices else ""
-        if len(choices) < _MIN_CHOICES or letter not in tuple(LETTERS[: len(choices)]):
-            raise InputError(
-                f"{where} is not a question, at least {_MIN_CHOICES} choices and the letter of the right one."
-            )
-        row = {"question": text, "choices": choices, "answer": LETTERS.index(letter), "subject": subject}
-        yield _choice_question((where, row), f"{subject}:{number}", QuestionFields())
 
 
 def _gold(answer: int | str, choices: Sequence[str]) -> int:

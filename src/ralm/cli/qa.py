@@ -25,7 +25,6 @@ _WRITES: Final = Needs(
 _JOINS: Final = Needs(
     '`reader="ensemble"` or questions with choices', lambda job: job.pipeline.reading.mixes or job.has_choices
 )
-_NAMED_FIELDS: Final = Needs("records with named fields, such as JSON Lines", lambda job: job.has_fields)
 _SHOTS: Final = 16
 _SHOTS_OF_CHOICES: Final = 5
 
@@ -84,7 +83,6 @@ class QuestionJob:
         QuestionFields,
         Option(
             "Fields of a record, such as question=query,answers=gold; `ralm help question-fields` lists the keys.",
-            needs=_NAMED_FIELDS,
             part="keys",
         ),
     ] = field(default_factory=QuestionFields)
@@ -111,14 +109,6 @@ class QuestionJob:
         from ralm.answering.questions import has_choices
 
         return has_choices(self.questions, self.fields)
-
-    @property
-    def has_fields(self) -> bool:
-        """Whether questions, demonstrations or passages are in records with named fields."""
-        from ralm.answering.questions import has_fields
-
-        sources = (self.questions, self.demonstrations, self.retrieved)
-        return any(has_fields(str(source)) for source in sources if source is not None)
 
     def point(self, given: Given, shared: Shared) -> dict[str, Any]:
         """Return the arguments of the evaluation; `shared` opens what jobs have in common."""

@@ -12,11 +12,9 @@ from ralm.cli import flags, options, process
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.evaluation import RETRIEVAL_MEASURES
-from ralm.lm.registry import load_language_model, load_tokenizer
+from ralm.lm.registry import load_tokenizer
 from ralm.options import Needs, Option
-from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
-from ralm.reranking import open_reranker
 from ralm.retrieval.retriever import RetrieverOptions
 
 if TYPE_CHECKING:
@@ -210,7 +208,6 @@ def retrieve_command(
     out: Annotated[Path, Option("File to write (JSON).")],
     k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
     retrieval: RetrieverOptions,
-    rerank: Annotated[str, Option("Choose the `k` best of the candidates.", part="rerank")] = "none",
     plan: Annotated[PlanOptions, Option("What is read for a stride.", without=("document_tokens", "bos"))] = _PLAN,
     limit_tokens: options.LimitTokens = None,
     fields: Annotated[Fields, options.FIELDS],
@@ -218,39 +215,23 @@ def retrieve_command(
 ) -> None:
     """Retrieve for every stride of a text, and write the passages in the format of the official In-Context RALM code.
 
-    Only the tokenizer of the language model is needed, so `--rerank` takes only predictive and random: the `-k` best of
-    the candidates are written, best first. If the official evaluation will read the file, use `--semantics
-    official` and the same `--max-length` as there. `ralm eval --retrieved` needs the same windows.
+    Only the tokenizer of the language model is needed. If the official evaluation will read the file, use `--semantics
+    official` and the same `--max-length` as there. `ralm eval --retrieved` needs the same windows, and reranks.
 
     Example: `ralm retrieve my-text.txt -m smollm2 -i my-index -o retrieved.json`
     """
-    reading = ReadingOptions(rerank=rerank)
-    if reading.reranker_name in ("zero-shot", "oracle"):
-        raise UsageError(
-            f'`rerank="{reading.reranker_name}"` ranks with the language model, which is not loaded here: rerank when '
-            "the text is evaluated (`ralm eval --retrieved`)."
-        )
-    if 0 < reading.candidates < k:
-        raise UsageError(
-            f"`rerank` chooses among {reading.candidates} candidates, fewer than the `k` {k} passages to write: raise "
-            "the key `candidates`."
-        )
     plan = options.with_query_tokens(plan, retrieval, given)
 
     from ralm.cli.output import print_line
     from ralm.corpus.sources import read_texts
-    from ralm.reading import rows, sources, tokens
-    from ralm.reading.parts import Parts
+    from ralm.reading import sources, tokens
     from ralm.storage.outputs import check_output_file
 
     check_output_file(out, force)
     content = read_texts(text, fields)
     source = ralm.FromRetriever.of_index(index, retrieval)
-    reranker = open_reranker(rerank, load_language_model)
     tokenizer = load_tokenizer(lm)
     prepared = tokens.prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
-    hits, passages = source.find(prepared, tokenizer, k if reranker is None else reranker.candidates)
-    if reranker is not None:
-        hits = Parts(reranker=reranker).choose(rows.StrideRows(prepared, tokenizer, hits), hits, passages, k)
+    hits, passages = source.find(prepared, tokenizer, k)
     ralm.write_retrieval_file(out, sources.retrieved_strides(prepared, tokenizer, hits, passages))
     print_line(f"{len(prepared.plan):,} strides of {len(prepared.tokens):,} tokens: {out}")

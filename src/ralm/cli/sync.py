@@ -1,17 +1,15 @@
 """`ralm sync`: makes an index what its sources are now, adds sources, and removes documents."""
 
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import ralm
-from ralm.cli import options, process
+from ralm.cli import options
 from ralm.corpus.decontamination import Decontamination, read_decontamination, read_lines
 from ralm.corpus.splitting import Splitting
-from ralm.errors import CorpusError, FolderExistsError, UsageError
+from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Option
 from ralm.protocols import Encoder
@@ -35,7 +33,6 @@ def sync_command(
     dry_run: Annotated[bool, Option("Say what would change, and change nothing.")] = False,
     allow_missing: Annotated[bool, Option("Remove the documents of sources that are gone.")] = False,
     skipped: options.SkippedFile = None,
-    watch: Annotated[float | None, Option("Seconds after which to do it again, until interrupted.", minimum=1)] = None,
     build: BuildOptions,
     device: Annotated[
         str, Option("Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
@@ -53,32 +50,19 @@ def sync_command(
     from ralm.cli.output import print_sync
 
     gone = [*remove_id, *(read_lines(remove, "document ids") if remove else [])]
-    again = False
-    while True:
-        try:
-            opened = ralm.open_index(index)
-            changes, manifest = ralm.sync_index(
-                index,
-                ralm.make_passages if gone and not sources else _splitting(opened),
-                sources=sources or (),
-                remove=gone,
-                dry_run=dry_run,
-                allow_missing=allow_missing,
-                encoder=partial(_load_encoder, opened, device),
-                build=build,
-                skipped=options.counting_skipped(skipped),
-            )
-            if changes or not again:
-                print_sync(index, opened, changes, manifest, examples=_EXAMPLES if dry_run else 0)
-        except (CorpusError, FolderExistsError) as error:  # a file or an index is being written: try later
-            if not again:
-                raise
-            process.print_error(process.with_flags(str(error), {"allow_missing": "--allow-missing"}))
-        if watch is None:
-            return
-        again, gone = True, []
-        sys.stdout.flush()
-        time.sleep(watch)
+    opened = ralm.open_index(index)
+    changes, manifest = ralm.sync_index(
+        index,
+        ralm.make_passages if gone and not sources else _splitting(opened),
+        sources=sources or (),
+        remove=gone,
+        dry_run=dry_run,
+        allow_missing=allow_missing,
+        encoder=partial(_load_encoder, opened, device),
+        build=build,
+        skipped=options.counting_skipped(skipped),
+    )
+    print_sync(index, opened, changes, manifest, examples=_EXAMPLES if dry_run else 0)
 
 
 def _load_encoder(index: "Index", device: str, vectors: str) -> Encoder:

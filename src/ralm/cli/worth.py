@@ -1,7 +1,6 @@
 """`ralm worth`: whether a corpus helps a language model, with what certainty."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,22 +13,18 @@ from ralm.cli import options
 from ralm.cli.flags import Output
 from ralm.cli.models import open_model
 from ralm.corpus.documents import Fields
-from ralm.errors import FolderError, UsageError
+from ralm.errors import UsageError
 from ralm.options import Option
 from ralm.settings import PipelineOptions
 from ralm.worth.held_out import WorthOptions
 
 if TYPE_CHECKING:
-    from ralm.retrieval.index import Index
     from ralm.worth.verdict import Worth
 
 
 def worth_command(
     *,
-    corpus: Annotated[
-        list[str],
-        options.argument("Folder that `ralm index` made, or documents as for `ralm index`.", "INDEX|SOURCE..."),
-    ],
+    index: options.IndexArgument,
     lm: options.ModelName,
     text: Annotated[
         tuple[str, ...],
@@ -59,40 +54,20 @@ def worth_command(
     from ralm.worth import held_out
     from ralm.worth.verdict import judge_corpus
 
-    with _opened(corpus, fields) as index:
-        scoring = open_pipeline(PipelineOptions(lm=lm, model=model), load=open_model).model
-        tokenizer = scoring.tokenizer
-        if questions is not None:
-            asked = ralm.read_questions(questions)
-            measured = held_out.held_out_questions(asked, str(questions), scoring, measuring)
-        elif text:
-            documents = read_training_text(index, text, fields)
-            measured = held_out.held_out_texts(documents, ", ".join(text), tokenizer, measuring)
-        else:
-            measured = held_out.held_out_documents(index, tokenizer, measuring)
-        worth = judge_corpus(index, scoring, measured, measuring)
-    names = {"corpus": ", ".join(corpus), "lm": scoring.name, "text": measured.description}
+    opened = ralm.open_index(index)
+    scoring = open_pipeline(PipelineOptions(lm=lm, model=model), load=open_model).model
+    tokenizer = scoring.tokenizer
+    if questions is not None:
+        asked = ralm.read_questions(questions)
+        measured = held_out.held_out_questions(asked, str(questions), scoring, measuring)
+    elif text:
+        documents = read_training_text(opened, text, fields)
+        measured = held_out.held_out_texts(documents, ", ".join(text), tokenizer, measuring)
+    else:
+        measured = held_out.held_out_documents(opened, tokenizer, measuring)
+    worth = judge_corpus(opened, scoring, measured, measuring)
+    names = {"corpus": str(index), "lm": scoring.name, "text": measured.description}
     return Output(partial(_as_json, worth, names), partial(_print, worth, names))
-
-
-@contextmanager
-def _opened(corpus: list[str], fields: Fields) -> "Iterator[Index]":
-    """The index, or one of the documents that is removed afterwards."""
-    from ralm.retrieval.index import INDEX_KIND
-    from ralm.storage.manifest import kind_of
-    from ralm.storage.work import scratch_folder
-
-    try:
-        is_index = len(corpus) == 1 and kind_of(Path(corpus[0])) == INDEX_KIND.name
-    except FolderError:
-        is_index = False
-    if is_index:
-        yield ralm.open_index(Path(corpus[0]))
-        return
-    with scratch_folder() as folder:
-        documents = ralm.read_documents(corpus, fields, source_in_ids=len(corpus) > 1)
-        ralm.build_index(ralm.make_passages(documents), folder / "index", describe=lambda: {"sources": [*corpus]})
-        yield ralm.open_index(folder / "index")
 
 
 def _as_json(worth: "Worth", names: dict[str, str]) -> dict[str, JsonValue]:

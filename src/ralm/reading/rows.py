@@ -19,13 +19,13 @@ from ralm.validation import MAX_COUNT
 
 @dataclass(eq=False)
 class StrideRows:
-    """The strides of a text with their hits; without a `scorer`, only rerankers without a language model work."""
+    """The strides of a text with their hits."""
 
     prepared: PreparedText
     tokenizer: Tokenizer
     hits: Hits
-    passages: Passages = ()
-    scorer: Scorer | None = None
+    passages: Passages
+    scorer: Scorer
 
     def __post_init__(self) -> None:
         self.documents = PassageDocuments.planned(self.passages, self.tokenizer, self.prepared.plan.options)
@@ -53,32 +53,27 @@ class StrideRows:
     ) -> list[FloatArray]:
         """Return those of the end of each prefix after a passage, and let the reading model score the targets too.
         Another model reads the same sequences if it has the same tokenizer and can read as many tokens."""
-        scorer, plan = self._scorer(), self.prepared.plan
+        scorer, plan = self.scorer, self.prepared.plan
         if model is not None and (not _share_tokens(scorer, model) or plan.options.max_length > model.max_length):
             return self._by_another(candidates, tokens, model)
         in_context.check_plan_before(plan.options, tokens)
         targets_R = plan.end_R - plan.target_begin_R
         if model is None:
-            scored = self._log_probs(scorer, candidates, tokens)
+            scored = self._log_probs(candidates, tokens)
         else:
             scored = Scorer.of(model).log_probs(self._requests(candidates, tokens))
         return [one[: len(one) - int(targets_R[row])] for (row, _), one in zip(candidates, scored, strict=True)]
 
     def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:
         """The log-probabilities of each stride's targets after a passage."""
-        return self._log_probs(self._scorer(), candidates, 0)
+        return self._log_probs(candidates, 0)
 
     def ranked(self, row: int, prompt_prefix: PromptPrefix) -> FloatArray | None:
         """The log-probabilities of a row's targets after a prompt prefix, if ranking has scored them; else None."""
         found = self._targets.get((row, prompt_prefix.passage))
         return found if prompt_prefix.tokens is self.documents[prompt_prefix.passage] else None
 
-    def _scorer(self) -> Scorer:
-        if self.scorer is None:
-            raise UsageError("this reranker needs a language model, and there is none here: choose another one.")
-        return self.scorer
-
-    def _log_probs(self, scorer: Scorer, candidates: Sequence[tuple[int, int]], before: int) -> list[FloatArray]:
+    def _log_probs(self, candidates: Sequence[tuple[int, int]], before: int) -> list[FloatArray]:
         """Return those of the `before` tokens before the targets and of the targets; read rows without a choice too."""
         if scorer.traits.bound:
             raise UsageError(
@@ -90,7 +85,7 @@ class StrideRows:
         rest = [row for row in in_context.rows_with_targets(plan) if row not in contested]
         others = [(row, number) for row in rest for number, _ in self.hits.of(row)[:1] or [(NO_PASSAGE, 0.0)]]
         pairs = sorted([*candidates, *others], key=lambda pair: pair[0])  # neighbours share sequences
-        scored = dict(zip(pairs, scorer.log_probs(self._requests(pairs, before)), strict=True))
+        scored = dict(zip(pairs, self.scorer.log_probs(self._requests(pairs, before)), strict=True))
         for (row, number), log_probs in scored.items():
             targets = int(plan.end_R[row] - plan.target_begin_R[row])
             self._targets[row, number] = log_probs[len(log_probs) - targets :]
