@@ -37,7 +37,7 @@ _TRAINED: Final = "--steps 4 --batch 2 --evaluate-every 2 --held-out 0.4 --no-dr
 _SIGNALS: Final = (
     "--examples 12 --no-exclude --prefix-tokens 16 --query-tokens 8 --sequence-tokens 48 --document-tokens 24"
 )
-_WORTH: Final = "--units 16 --strides 2 --prefix-tokens 8"
+
 
 COMMANDS: Final = {
     "index": "index corpus.jsonl --words 10 --out index",
@@ -96,7 +96,8 @@ COMMANDS: Final = {
     "rerank predictive": f"eval {_READ} --rerank predictive:cross_encoder=reranker,candidates=4",
     "train retriever": f"train retriever found --init bert --out retriever {_TRAINED}",
     "search trained": "search dense sheep --retriever dense:query_encoder=retriever --json",
-    "worth": f"worth many.jsonl {_LM} {_WORTH} --json",
+    "index many": "index many.jsonl --out many",
+    "worth": f"worth many {_LM} --units 16 --strides 2 --prefix-tokens 8 --json",
     "index for sync": "index corpus.jsonl --words 10 --out synced",
     "sync": "sync synced more.jsonl",
     "search synced": "search synced sheep --json",

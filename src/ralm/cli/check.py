@@ -7,15 +7,14 @@ from typing import Annotated
 
 from pydantic import JsonValue
 
-from ralm.cli import options
-from ralm.cli.flags import Output
+from ralm.cli import flags, options
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import is_api
 
 
 def check_command(
     folder: Annotated[Path, options.argument("Folder of an index, a run, a sweep, signals or a trained model.", "DIR")],
-) -> Output:
+) -> flags.Output:
     """Read every byte of a folder that ralm wrote, and report damage. The exit status is 1 if anything is damaged.
 
     Opening a folder reads files up to 64 MiB, and compares the sizes of larger ones. This command reads all files, and
@@ -29,13 +28,13 @@ def check_command(
     kind, damaged = verify_folder(folder)
     shown = partial(print_line, "\n".join(damaged or [f"{folder}: this {kind} is whole"]))
     found: dict[str, JsonValue] = {"folder": str(folder), "kind": kind, "damaged": [*damaged]}
-    return Output(lambda: found, shown, status=int(bool(damaged)))
+    return flags.Output(lambda: found, shown, status=int(bool(damaged)))
 
 
 def probe_command(
     lm: Annotated[str, options.argument("Model behind an API; or PROVIDER:MODEL.", "URL#MODEL")],
     model_options: options.Model,
-) -> Output:
+) -> flags.Output:
     """Probe a server of a language model: which scores it returns exactly, by bounds, or not at all.
 
     The server scores and continues a known text in several ways, and its figures must agree with each other. Other
@@ -77,4 +76,4 @@ def probe_command(
         print_line(f"  {model.client.usage.describe()}")
 
     result = {"name": model.name, **asdict(found), "tier": model.backend.tier, "cache_difference": difference}
-    return Output(lambda: result, print_capabilities)
+    return flags.Output(lambda: result, print_capabilities)

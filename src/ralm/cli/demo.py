@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import ralm
-from ralm.cli import options
-from ralm.cli.flags import Output
+from ralm.cli import flags, options
 from ralm.errors import MissingExtraError
 from ralm.lm import SMOLLM2, TINY
 from ralm.options import Option
@@ -41,7 +40,7 @@ def demo_command(
     ] = TINY,
     limit_tokens: Annotated[int, Option("Number of tokens of the held-out text to score.", minimum=2)] = 5700,
     model_options: options.Model,
-) -> Output:
+) -> flags.Output:
     """Ask a small model about Python with and without passages of its documentation, and predict a tenth of it.
 
     The held-out tenth is read without passages, with random ones, with BM25's and with the recommended settings.
@@ -61,7 +60,7 @@ def demo_command(
         write_page(folder / REPORT, render_report(shown.report(model)), "where every token came from")
         return shown
 
-    return Output(
+    return flags.Output(
         lambda: {name: reading.as_dict() for name, reading in read().readings.items()},
         lambda: _print(folder, model, read),
     )

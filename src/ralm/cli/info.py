@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import ralm
-from ralm.cli import options
-from ralm.cli.flags import Output
+from ralm.cli import flags, options
 from ralm.options import Needs, Option
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def info_command(
             needs=Needs("`documents`", lambda own: own.documents),
         ),
     ] = None,
-) -> Output:
+) -> flags.Output:
     """Say what an index is: how many documents it has, of which sources, how it was built, and its size.
 
     Example: `ralm info my-index`
@@ -37,9 +36,9 @@ def info_command(
 
     if documents:
         listed = summarise_documents(ralm.open_index(index).passages, path)
-        return Output(lambda: {"documents": [one._asdict() for one in listed]}, lambda: _print_documents(listed))
+        return flags.Output(lambda: {"documents": [one._asdict() for one in listed]}, lambda: _print_documents(listed))
     found = summarise_index(ralm.open_index(index))
-    return Output(lambda: found, lambda: _print_summary(found))
+    return flags.Output(lambda: found, lambda: _print_summary(found))
 
 
 def _print_summary(found: dict[str, Any]) -> None:

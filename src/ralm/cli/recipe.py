@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-from ralm.cli import options
-from ralm.cli.flags import Output
+from ralm.cli import flags, options
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Option, check_options
@@ -48,7 +47,7 @@ class RecipeOptions:
         check_options(self)
 
 
-def list_command() -> Output:
+def list_command() -> flags.Output:
     """List the tables and figures of both papers, and analyses of our own.
 
     Example: `ralm recipe list`
@@ -58,7 +57,7 @@ def list_command() -> Output:
 
     listed = recipes().values()
     width = max(len(recipe.name) for recipe in listed)
-    return Output(
+    return flags.Output(
         lambda: [
             {"name": recipe.name, "paper": recipe.paper, "about": recipe.about, "models": [*recipe.models]}
             for recipe in listed
@@ -72,7 +71,7 @@ def show_command(
     names: Annotated[list[str], _NAMES],
     out: Annotated[Path, Option("Folder for the steps.")] = Path("OUT"),
     how: RecipeOptions,
-) -> Output:
+) -> flags.Output:
     """Print what recipes read, what differs from the paper, and their steps as a shell script.
 
     The script does what `ralm recipe run` does, which then writes the tables from its steps.
@@ -87,7 +86,7 @@ def run_command(
     names: Annotated[list[str], _NAMES],
     out: Annotated[Path, Option("Folder for steps and tables.")],
     how: RecipeOptions,
-) -> Output:
+) -> flags.Output:
     """Run recipes, and print each table with the paper's figures beside ours.
 
     Rerun the command to go on after an interruption. Recipes in one folder share their steps.
@@ -128,7 +127,7 @@ def _open(names: Sequence[str], out: Path, how: RecipeOptions) -> "tuple[RecipeF
     return folder, [recipe_named(name, folder, only=how.only) for name in names]
 
 
-def _together(outputs: list[Output]) -> Output:
+def _together(outputs: list[flags.Output]) -> flags.Output:
     """The outputs of several recipes as one: in JSON an array, unless there is only one."""
     if len(outputs) == 1:
         return outputs[0]
@@ -137,10 +136,10 @@ def _together(outputs: list[Output]) -> Output:
         for output in outputs:
             output.print_text()
 
-    return Output(lambda: [output.as_json() for output in outputs], print_texts)
+    return flags.Output(lambda: [output.as_json() for output in outputs], print_texts)
 
 
-def _show(recipe: "Recipe") -> Output:
+def _show(recipe: "Recipe") -> flags.Output:
     """The inputs of a recipe, its models, differences from the paper, and its steps as a shell script."""
     from ralm.cli.output import print_line
 
@@ -154,7 +153,7 @@ def _show(recipe: "Recipe") -> Output:
     if recipe.differs:
         lines += ["#", "# What differs from the paper:", *(f"#   - {sentence}" for sentence in recipe.differs)]
     script = [f"test -e {shlex.quote(str(step.path))} || {step.command}" for step in recipe.steps]
-    return Output(
+    return flags.Output(
         lambda: {
             "name": recipe.name,
             "paper": recipe.paper,
@@ -168,7 +167,7 @@ def _show(recipe: "Recipe") -> Output:
     )
 
 
-def _run(recipe: "Recipe", folder: "RecipeFolder", how: RecipeOptions) -> Output:
+def _run(recipe: "Recipe", folder: "RecipeFolder", how: RecipeOptions) -> flags.Output:
     """Run every step that is not done yet; return the paper's table with our figures beside."""
     from ralm.cli import program
     from ralm.cli.models import release_models
@@ -188,7 +187,7 @@ def _run(recipe: "Recipe", folder: "RecipeFolder", how: RecipeOptions) -> Output
     result = measure_recipe(recipe, changes, stand_in=how.stand_in, is_partial=is_partial)
     path = folder.table_of(recipe.name, how.only)
     write_result(recipe, result, path)
-    return Output(
+    return flags.Output(
         lambda: {**result, "folder": str(path)},
         partial(print_line, f"{as_markdown(recipe, result)}\n\nWith the command and folder of every figure: {path}"),
     )

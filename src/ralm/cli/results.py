@@ -144,81 +144,69 @@ def print_worth(folder: Path, statistics: SignalStatistics) -> None:
     print_line(f"examples without preference (less than 0.01 nats per token): {statistics.no_preference:,}")
 
 
+_RERANKER: Final = {
+    "first": "first candidate over no passage",
+    "before": "choice before, over the first candidate",
+    "chosen": "choice after, over the first candidate",
+    "change": "  change",
+    "best": "best candidate over the first",
+}
+_RETRIEVER: Final = {
+    "first_before": "first passage over none, before",
+    "first": "first passage over none, after",
+    "first_change": "  change",
+    "ensemble_before": "ensemble over none, before",
+    "ensemble": "ensemble over none, after",
+    "ensemble_change": "  change",
+}
+"""Gains of a training on held-out documents, in words."""
+
+
 def print_reranker(trained: reranker.TrainedReranker) -> None:
-    """Print the folder of a reranker, and the gain of its choice on the held-out examples."""
-    print_line(f"{trained.out}: reranker of step {trained.best_step:,}, after {trained.steps:,} steps")
+    """Print the folder of a reranker, and the gain of its choice on held-out documents."""
+    found = trained.held_out
+    had_choice = found is not None and Estimate(**found["before"]).is_above
+    keep = "the choice before" if had_choice else "the first candidate"
+    _print_trained(trained, "reranker", _RERANKER, ("change", "chosen"), keep)
     if trained.rank_weight:
         print_line(f"beside its score, the rank counts {trained.rank_weight:.2f}")
-    _print_losses(trained)
-    _print_gains(
-        trained,
-        {
-            "first": "first candidate over no passage",
-            "before": "choice before, over the first candidate",
-            "chosen": "choice after, over the first candidate",
-            "change": "  change",
-            "best": "best candidate over the first",
-        },
-    )
-    if (found := trained.held_out) is None:
-        return
-    before, *after = (Estimate(**found[name]) for name in ("before", "change", "chosen"))
-    _print_verdict(after, "the choice before" if before.is_above else "the first candidate")
 
 
 def print_retriever(trained: "Trained", what: str, before: str, use: str) -> None:
-    """Print the folder of `what` was trained, what it gained on held-out documents over what was there `before` and
-    whether that is more than chance, and how to `use` it."""
-    print_line(f"{trained.out}: {what} of step {trained.best_step:,}, after {trained.steps:,} steps")
-    _print_losses(trained)
-    _print_gains(
-        trained,
-        {
-            "first_before": "first passage over none, before",
-            "first": "first passage over none, after",
-            "first_change": "  change",
-            "ensemble_before": "ensemble over none, before",
-            "ensemble": "ensemble over none, after",
-            "ensemble_change": "  change",
-        },
-    )
-    if (found := trained.held_out) is not None:
-        temperatures = f"{found['temperature_before']:.3g} before and {found['temperature']:.3g} after"
-        print_line(f"temperatures of the ensembles, the best for other held-out documents: {temperatures}")
-        _print_verdict([Estimate(**found["ensemble_change"])], before)
+    """Print the folder of `what` was trained, what it gained on held-out documents over what was there `before`, and
+    how to `use` it."""
+    _print_trained(trained, what, _RETRIEVER, ("ensemble_change",), before)
     print_line(use)
 
 
-def _print_verdict(gains: Sequence[Estimate], before: str) -> None:
-    """Say that a training gained nothing, or that it is not known, unless all intervals are above 0."""
+def _print_trained(
+    trained: "Trained", what: str, words: Mapping[str, str], decisive: Sequence[str], before: str
+) -> None:
+    """Print a training, its loss and its gains; say to keep what was there `before` unless the intervals of the
+    `decisive` gains are above 0."""
+    print_line(f"{trained.out}: {what} of step {trained.best_step:,}, after {trained.steps:,} steps")
+    losses = {row["step"]: row["held_out_loss"] for row in trained.losses}
+    begun, ended = losses.get(0), losses.get(trained.best_step)
+    if begun is not None and ended is not None:
+        print_line(f"loss of the held-out examples: {begun:.4f} before, {ended:.4f} after")
+    found = trained.held_out
+    if found is None:
+        is_any_held_out = any(loss is not None for loss in losses.values())
+        why = (
+            "too few documents are held out to say" if is_any_held_out else "no document was held out, which would say"
+        )
+        print_line(f"{why} what was gained")
+        return
+    print_line(
+        f"gain on {found['examples']:,} held-out examples of {found['documents']:,} documents, in nats per token:"
+    )
+    for name, shown in words.items():
+        _print_gain(f"{shown + ':':<42}", Estimate(**found[name]))
+    gains = [Estimate(**found[name]) for name in decisive]
     if any(gain.ends is None for gain in gains):
         print_line(f"whether that is more than chance is not known ({NO_INTERVAL})")
     elif not all(gain.is_above for gain in gains):
         print_line(f"nothing gained, since an interval after the training is not above 0: keep {before}")
-
-
-def _print_gains(trained: "Trained", rows: Mapping[str, str]) -> None:
-    """Print gains on held-out documents, each in these words."""
-    found = trained.held_out
-    if found is None:
-        is_any_held_out = any(row["held_out_loss"] is not None for row in trained.losses)
-        what = (
-            "too few documents are held out to say" if is_any_held_out else "no document was held out, which would say"
-        )
-        print_line(f"{what} what was gained")
-        return
-    examples = f"{found['examples']:,} held-out examples of {found['documents']:,} documents"
-    print_line(f"gain on {examples}, in nats per token:")
-    for name, words in rows.items():
-        _print_gain(f"{words + ':':<42}", Estimate(**found[name]))
-
-
-def _print_losses(trained: "Trained") -> None:
-    """Print the loss of the held-out examples before and after."""
-    losses = {row["step"]: row["held_out_loss"] for row in trained.losses}
-    before, after = losses.get(0), losses.get(trained.best_step)
-    if before is not None and after is not None:
-        print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} after")
 
 
 _SHOWN_PASSAGES = 10

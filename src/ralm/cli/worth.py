@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import JsonValue
 
 import ralm
-from ralm.cli import options
-from ralm.cli.flags import Output
+from ralm.cli import flags, options
 from ralm.cli.models import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
@@ -36,7 +35,7 @@ def worth_command(
     measuring: WorthOptions,
     fields: Annotated[Fields, options.FIELDS],
     model: options.Model,
-) -> Output:
+) -> flags.Output:
     """Say whether the passages of a corpus help a language model, with what certainty.
 
     Without --text and --questions it measures documents of the corpus itself, each without its own passages. Passages
@@ -67,7 +66,7 @@ def worth_command(
         measured = held_out.held_out_documents(opened, tokenizer, measuring)
     worth = judge_corpus(opened, scoring, measured, measuring)
     names = {"corpus": str(index), "lm": scoring.name, "text": measured.description}
-    return Output(partial(_as_json, worth, names), partial(_print, worth, names))
+    return flags.Output(partial(_as_json, worth, names), partial(_print, worth, names))
 
 
 def _as_json(worth: "Worth", names: dict[str, str]) -> dict[str, JsonValue]:

@@ -75,9 +75,9 @@ class StrideRows:
 
     def _log_probs(self, candidates: Sequence[tuple[int, int]], before: int) -> list[FloatArray]:
         """Return those of the `before` tokens before the targets and of the targets; read rows without a choice too."""
-        if scorer.traits.bound:
+        if self.scorer.traits.bound:
             raise UsageError(
-                f"{scorer.name} gives bounds of log-probabilities, which do not rank passages: leave out `rerank`, "
+                f"{self.scorer.name} gives bounds of log-probabilities, which rank no passages: leave out `rerank`, "
                 "rank by another `rerank_lm`, or use a server that returns log-probabilities of given texts."
             )
         plan = self.prepared.plan
