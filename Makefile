@@ -12,6 +12,7 @@
 # make gpu     what needs a GPU: its answers against the processor's, and its speed, in gpu-report/report.md; ONLY="golden"
 # make docs    write docs/command-line.md from the program's own help and docs/python-api.md from the docstrings, and the
 #              website to site/
+# make pictures   docs/demo.svg and docs/report.png, from what the demo prints and from its index; needs chromium
 # make test-lowest   run the demo and the fast tests with the lowest versions of dependencies that pyproject.toml allows
 # make test-latest   run the demo and the fast tests with the newest versions of all packages, whatever pyproject.toml allows
 # make lock    write requirements/locked.txt anew, with the newest versions that pyproject.toml allows
@@ -43,7 +44,7 @@ differences = { $(1)/bin/python -m tools.lock differences; exit 1; }
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo serve-demo test pytest test-all test-fast test-lowest test-latest lock lint golden bench bench-real gpu docs clean
+.PHONY: demo serve-demo test pytest test-all test-fast test-lowest test-latest lock lint golden bench bench-real gpu docs pictures clean
 
 demo: $(VENV)/installed
 	test -f $(VENV)/installed-smollm2 || $(MAKE) $(VENV)/installed-smollm2 || true  # the demo tells what is missing
@@ -127,6 +128,17 @@ docs: $(VENV)/installed-dev
 	rm -rf .site-docs && cp -R docs .site-docs
 	for page in docs/*.md; do sed -E 's#\[([^]]*)\]\((\.\./|deploy/)[^)]*\)#\1#g' $$page > .site-docs/$$(basename $$page); done
 	PYTHONPATH=. $(SITE)/bin/zensical build --clean --strict
+
+pictures: $(VENV)/installed-dev $(VENV)/installed-smollm2
+	$(BIN)/ralm demo | $(BIN)/python -c "import sys; from rich.console import Console; from rich.text import Text; \
+		pictured = Console(record=True, width=124, file=open('/dev/null', 'w')); \
+		pictured.print(Text.from_ansi(sys.stdin.read().partition('\nWhere ')[0])); \
+		pictured.save_svg('docs/demo.svg', title='ralm demo')"
+	$(BIN)/ralm eval ralm-demo/heldout.txt --lm ralm-tiny --index ralm-demo/index --limit-tokens 1000 --windows blocked \
+		--max-length 768 --reader ensemble:documents=5,temperature=2 --baseline --out ralm-demo/pictured
+	$(BIN)/ralm report ralm-demo/pictured --force --html ralm-demo/report.html
+	chromium --headless --hide-scrollbars --window-size=1280,960 --virtual-time-budget=3000 --screenshot=docs/report.png \
+		ralm-demo/report.html
 
 clean:
 	rm -rf $(VENV) $(LOWEST) $(LATEST) $(LOCKER) $(SITE) site .site-docs .cache ralm-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,6 @@
 """Retrieval-augmented language models that need no change to the model.
 
-`__init__.pyi` lists the public names. Each is loaded on first use, so that `import ralm` is fast. CONTRIBUTING.md maps
+`__init__.pyi` lists the public names. Each is loaded on first use, so that `import ralm` is fast. ARCHITECTURE.md maps
 the modules. Everything else is imported from its module and may move.
 """
 
