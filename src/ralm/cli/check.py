@@ -1,4 +1,4 @@
-"""`ralm check` checks folders; `ralm probe` reports the capabilities of a model's server."""
+"""`ralm check` checks folders and the installation; `ralm probe` reports the capabilities of a model's server."""
 
 from dataclasses import asdict
 from functools import partial
@@ -8,27 +8,59 @@ from typing import Annotated
 from pydantic import JsonValue
 
 from ralm.cli import flags, options
+from ralm.environment import Environment, read_environment
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import is_api
+from ralm.options import Option
 
 
 def check_command(
-    folder: Annotated[Path, options.argument("Folder of an index, a run, a sweep, signals or a trained model.", "DIR")],
+    folder: Annotated[
+        Path | None, options.argument("Folder of an index, a run, a sweep, signals or a trained model.", "DIR")
+    ] = None,
+    environment: Annotated[
+        bool, Option("Check the installation: versions, extras and what they lack, device.")
+    ] = False,
 ) -> flags.Output:
     """Read every byte of a folder that ralm wrote, and report damage. The exit status is 1 if anything is damaged.
 
     Opening a folder reads files up to 64 MiB, and compares the sizes of larger ones. This command reads all files, and
-    checks that they are consistent with each other.
+    checks that they are consistent with each other. With --environment, it checks the installation instead, and the
+    exit status is 1 if a package is missing that ralm itself needs, or has a version that ralm does not allow.
 
     Example: `ralm check my-index`
     """
+    if environment == (folder is not None):
+        raise UsageError("give a folder to check, or `environment`.")
+
     from ralm.cli.output import print_line
     from ralm.runs.run import verify_folder
 
+    if folder is None:
+        installed = read_environment()
+        return flags.Output(
+            lambda: asdict(installed), partial(_print_environment, installed), status=int(not installed.is_sound)
+        )
     kind, damaged = verify_folder(folder)
     shown = partial(print_line, "\n".join(damaged or [f"{folder}: this {kind} is whole"]))
-    found: dict[str, JsonValue] = {"folder": str(folder), "kind": kind, "damaged": [*damaged]}
-    return flags.Output(lambda: found, shown, status=int(bool(damaged)))
+    result: dict[str, JsonValue] = {"folder": str(folder), "kind": kind, "damaged": [*damaged]}
+    return flags.Output(lambda: result, shown, status=int(bool(damaged)))
+
+
+def _print_environment(installed: Environment) -> None:
+    from ralm.cli.output import print_line
+
+    print_line(
+        f"ralm {installed.ralm}, Python {installed.python}, {installed.platform}, {installed.processors} processors"
+    )
+    print_line(installed.device or "no torch, so no local models: pip install 'ralm[lm]'")
+    print_line(f"extras: {', '.join(installed.extras) or 'none'}")
+    for extra, packages in installed.missing.items():
+        where = f"ralm[{extra}]" if extra else "ralm"
+        if extra != "all":
+            print_line(f"{where} lacks {', '.join(packages)}: pip install '{where}'")
+    for misfit in sorted({misfit for misfits in installed.misfits.values() for misfit in misfits}):
+        print_line(f"another version is needed: {misfit}")
 
 
 def probe_command(
