@@ -229,7 +229,6 @@ EITHER = "--retriever dense or both"
         (INDEX + "--ngram 9", "--decontaminate"),
         (INDEX + "--max-overlap 0.1", "--decontaminate"),
         ("report DIR --force", "--html"),
-        ("report DIR --html DIR/p --json", ""),
     ],
 )
 def test_the_last_option_has_no_effect(tmp_path: Path, command: str, needs: str) -> None:
