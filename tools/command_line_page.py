@@ -1,7 +1,5 @@
 """Write docs/command-line.md from the program's own help: `python -m tools.command_line_page > docs/command-line.md`.
 
-The last section has the parts and their keys, from the records that declare them.
-
 A test fails if the page and the program differ.
 """
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from math import inf
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, Final
 
 import griffe
@@ -49,6 +50,7 @@ TOPICS: Final = {
 }
 """The headings, in order, by the package that defines a name; names of other packages come last."""
 OTHERS: Final = "Everything else"
+SECTION: Final = re.compile(r"^(Args|Returns|Raises|Example):\n((?:    .*\n?|\n)+)", re.M)
 MODULES: Final = {file.stem for file in PACKAGE.rglob("*.py")}
 
 
@@ -144,7 +146,16 @@ def _line(written: str, doc: str) -> str:
 
 
 def _doc(public: Any) -> str:
-    return public.docstring.value if public.docstring else ""
+    """Return a docstring as Markdown: sections with a heading, arguments and errors as lists, an example as code."""
+    return SECTION.sub(_markdown, public.docstring.value).rstrip() if public.docstring else ""
+
+
+def _markdown(section: re.Match[str]) -> str:
+    name, text = section[1], dedent(section[2]).rstrip()
+    if name == "Example":
+        return f"```python\n{text}\n```\n"
+    text = re.sub(r"\n +", " ", text)
+    return f"{name}:\n\n" + (text if name == "Returns" else re.sub(r"^(\S+): ", r"- `\1`: ", text, flags=re.M)) + "\n\n"
 
 
 def _written(expression: Any) -> str:

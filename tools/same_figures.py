@@ -106,9 +106,6 @@ COMMANDS: Final = {
     "recipe": "recipe run in-context-ralm/figure-8 --stand-in --out recipes --json",
     "demo": "demo --limit-tokens 400 --json",
 }
-FILES: Final = {"retrieve": "retrieved.json"}
-"""Commands whose answer is a file."""
-
 _SAMPLED: Final = {"temperature": 0.7, "seed": 3}
 _MESSAGES: Final = [{"role": "user", "content": "What keeps the sheep together?"}]
 _ENSEMBLE_OF_TWO: Final = {"reader": "ensemble", "documents": 2}
@@ -137,7 +134,7 @@ def answers() -> Iterator[tuple[str, dict[str, Any]]]:
     """The name of each command or request with its answer, without times."""
     for name, line in COMMANDS.items():
         answer = ralm(*line.split())
-        said = Path(FILES[name]).read_text(encoding="utf-8") if name in FILES else answer.out
+        said = Path("retrieved.json").read_text(encoding="utf-8") if name == "retrieve" else answer.out
         yield name, {"status": answer.status, "out": _timeless(said), "err": answer.err if answer.status else ""}
     with running("--index", "index", "--index", "dense", "--prompt", "in-context-ralm", *_LM.split()) as served:
         yield from _replies("request", served.url, REQUESTS, "ralm-tiny")

@@ -26,8 +26,6 @@ OVERLAP_WORDS = 8
 OVERLAP_SHARE = 0.05
 """A document that shares this much of its 8-grams with the standard library's documentation is a copy of it."""
 
-MARKUP = (".rst", ".md")
-
 
 def main() -> None:
     """Collect, decontaminate and write the training text."""
@@ -46,12 +44,10 @@ def main() -> None:
             for (name, _), documents in zip(folders, documentation, strict=True):
                 counts[name] = _write(out.write, documents)
             if args.data:
-                for name, source in (("medquad", medquad), ("wikipedia_passages", wikipedia)):
-                    counts[name] = _write(out.write, _capped(source(args.data), DATA_CHARACTERS))
-    for name, count in sorted(counts.items(), key=lambda item: -item[1]):
-        if count:
-            print(f"{count:>10,}  {name}")
-    print(f"{sum(counts.values()):>10,}  characters in all")
+                for name, file in (("medquad", "corpus"), ("wikipedia_passages", "passages")):
+                    rows = _rows(args.data / name / f"{file}.jsonl.gz", name.split("_")[0])
+                    counts[name] = _write(out.write, _capped(rows, DATA_CHARACTERS))
+    print("\n".join(f"{count:>10,}  {name}" for name, count in counts.items() if count))
 
 
 def _package(path: Path, forbidden: frozenset[int]) -> list[Document]:
@@ -61,25 +57,16 @@ def _package(path: Path, forbidden: frozenset[int]) -> list[Document]:
 
 
 def _markup(path: Path) -> Iterator[Document]:
-    for file in sorted(file for suffix in MARKUP for file in path.rglob(f"*{suffix}")):
+    for file in sorted(file for suffix in (".rst", ".md") for file in path.rglob(f"*{suffix}")):
         if file.is_file() and "site-packages" not in file.relative_to(path).parts:
             yield Document(str(file.relative_to(path.parent)), file.stem, file.read_text("utf-8", errors="replace"))
 
 
-def medquad(data: Path) -> Iterator[Document]:
-    """The retrieval corpus of MedQuAD; its held-out files are never opened."""
-    with gzip.open(data / "medquad" / "corpus.jsonl.gz", "rt", encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            yield Document(f"medquad:{row['id']}", row["title"], row["text"])
-
-
-def wikipedia(data: Path) -> Iterator[Document]:
-    """The modern Wikipedia passages."""
-    with gzip.open(data / "wikipedia_passages" / "passages.jsonl.gz", "rt", encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            yield Document(f"wikipedia:{row['id']}", row["title"], row["text"])
+def _rows(file: Path, name: str) -> Iterator[Document]:
+    """Yield the documents of a file of JSON lines; held-out files are never opened."""
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            yield Document(f"{name}:{row['id']}", row["title"], row["text"])
 
 
 def _grams(words: Iterable[str]) -> frozenset[int]:

@@ -6,7 +6,6 @@ last checkpoint as if it had not stopped. Written for one CPU core with bfloat16
 
 import argparse
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,17 +64,14 @@ def train(model: GPTNeoXForCausalLM, options: Options, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = _optimizer(model, options)
     first = _resume(model, optimizer, folder)
-    began, losses = time.time(), []
+    losses = list[float]()
     for step, rows in _batches(options, first):
         for group in optimizer.param_groups:
             group["lr"] = options.rate * _share(step, options)
         losses.append(_step(model, optimizer, rows))
         if step % 25 == 0:
-            elapsed = time.time() - began
-            speed = (step - first + 1) * options.tokens / elapsed
-            record = {"step": step, "loss": round(float(np.mean(losses)), 4), "tokens_per_second": round(speed)}
             with (folder / "log.jsonl").open("a") as log:
-                log.write(json.dumps(record) + "\n")
+                log.write(json.dumps({"step": step, "loss": round(float(np.mean(losses)), 4)}) + "\n")
             losses = []
         if step % options.save_every == 0 or step == options.steps:
             _save(model, optimizer, folder, step)
