@@ -189,12 +189,7 @@ class DocumentBuilder:
         return Document(id=identifier, title=title, text=line_feeds(text or ""), metadata=metadata)
 
     def whole(
-        self,
-        identifier: str,
-        title: str,
-        text: str,
-        metadata: Metadata | None = None,
-        headings: Sequence[Heading] = (),
+        self, identifier: str, title: str, text: str, metadata: Metadata | None = None, headings: Sequence[Heading] = ()
     ) -> Document:
         """Return a document that is a whole file or page, with the metadata that `fields` keep."""
         kept = self._metadata(metadata or {}, identifier)

@@ -110,12 +110,7 @@ def line_feeds(text: str) -> str:
 
 
 def decode(
-    content: bytes,
-    where: str,
-    error: type[InputError] = CorpusError,
-    *,
-    offset: int = 0,
-    encoding: str | None = None,
+    content: bytes, where: str, error: type[InputError] = CorpusError, *, offset: int = 0, encoding: str | None = None
 ) -> str:
     """Return bytes of the file `where` as text; they begin at byte `offset`, in `encoding` if they are not Unicode."""
     detected = None if offset else _other_encoding(content)

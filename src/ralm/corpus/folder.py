@@ -35,8 +35,7 @@ _LINEAR: Final = (
     (r"(?s)\^\(\?:\.\+/\)\?(.*?)(?=\(\?:/\.\+\)\?)", r"^(?>(?:.+?/)??\1(?=/))"),
     (r"(?s)\(\?:/\.\+\)\?(.*?)(?=\(\?:/\.\+\)\?)", r"(?>(?:/.+?)??\1(?=/))"),
 )
-"""Changes of the regular expression of a pattern: no class has a slash, and `*` before another `*` in a name, or `**`
-before another `**`, takes the first place where what follows fits, and never goes back."""
+"""Changes of a pattern's regular expression: no class has a slash, and a `*` or `**` before another never goes back."""
 _BROKEN_LINKS: Final = {errno.ENOENT: "a link to nothing", errno.ELOOP: "a link to itself"}
 
 
