@@ -10,29 +10,11 @@ from typing import Final, NamedTuple, TextIO
 
 import numpy as np
 
-from ralm.corpus.documents import (
-    BROKEN_FILES,
-    EMPTY_FILES,
-    NO_TEXT,
-    DocumentBuilder,
-    Fields,
-    Skipped,
-    check_metadata,
-    without_advice,
-)
+from ralm.corpus import documents, folder
+from ralm.corpus.documents import DocumentBuilder, Fields, Skipped
 from ralm.corpus.file_table import FileTableWriter, KnownSource, paths_of, sha256_of
 from ralm.corpus.files import GZIP, File, read_text
-from ralm.corpus.folder import (
-    ALL_FILES,
-    HUB_PREFIX,
-    SAVED_DATASET,
-    SAVED_SPLITS,
-    FileSelection,
-    Found,
-    files_behind_url,
-    files_below,
-    texts_beside_pages,
-)
+from ralm.corpus.folder import ALL_FILES, FileSelection
 from ralm.corpus.formats import JSON_LINES, SUFFIXES, arrow, document_reader
 from ralm.errors import CorpusError, RalmWarning
 from ralm.records import ORIGIN, Document, IntArray
@@ -178,7 +160,7 @@ def read_documents(
             repeated.add(document)
             if table is not None:
                 table.add(document)
-    check_metadata(builder.never_seen)
+    documents.check_metadata(builder.never_seen)
     repeated.warn()
     if skipped is None and counted.counts:
         warnings.warn(f"skipped in {', '.join(sources)}: {'; '.join(counted.lines())}", RalmWarning, stacklevel=2)
@@ -204,29 +186,29 @@ def documents_of_files(files: Iterable[File], builder: DocumentBuilder, *, in_fo
         builder = copy.copy(builder)  # it shares what was seen and counted
         builder.skip_bad = True
     for file in files:
-        documents = (
+        read = (
             document_reader(file.suffix)(file, builder)
             if file.dataset is None
             else arrow.dataset_documents(file, file.dataset, builder)
         )
-        for document in _unless_broken(documents, file.path, skipped) if in_folder else documents:
+        for document in _unless_broken(read, file.path, skipped) if in_folder else read:
             if document.text and not document.text.isspace():
                 yield document
             else:
-                skipped.add(NO_TEXT, document.id)
+                skipped.add(documents.NO_TEXT, document.id)
 
 
-def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipped) -> Iterator[Document]:
+def _unless_broken(read: Iterator[Document], path: FilePath, skipped: Skipped) -> Iterator[Document]:
     """Yield the documents of a file in a folder, up to where it is broken; a file without documents counts as empty."""
     before = skipped.counts.total()
     document = None
     try:
-        for document in documents:
+        for document in read:
             yield document
     except CorpusError as error:
-        skipped.add(BROKEN_FILES, without_advice(error))
+        skipped.add(documents.BROKEN_FILES, documents.without_advice(error))
     if document is None and skipped.counts.total() == before:
-        skipped.add(EMPTY_FILES, path_text(str(path)))
+        skipped.add(documents.EMPTY_FILES, path_text(str(path)))
 
 
 def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES, listing: TextIO | None = None) -> Source:
@@ -236,22 +218,22 @@ def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES, li
     def single(file: File) -> Source:
         return Source(source, iter([file]), False, skipped)
 
-    if source.startswith(HUB_PREFIX):
-        return single(File(path, source, prefix, dataset=source.removeprefix(HUB_PREFIX)))
+    if source.startswith(folder.HUB_PREFIX):
+        return single(File(path, source, prefix, dataset=source.removeprefix(folder.HUB_PREFIX)))
     if is_url(source):
         if remote := remote_file(source):
             return single(_single_file(remote, begin, prefix, selection))
-        behind = list(files_behind_url(source, begin, skipped, selection))
+        behind = list(folder.files_behind_url(source, begin, skipped, selection))
         _check_extras({file.suffix for file in behind})
         return Source(source, iter(behind), True, skipped)
     if not path.exists() and not path.is_symlink():
         raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
-    if any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
+    if any((path / saved).is_file() for saved in (folder.SAVED_DATASET, folder.SAVED_SPLITS)):
         return single(File(path, begin or path_text(path.absolute().name), prefix, dataset=source))
     if not path.is_dir():
         return single(_single_file(path, begin, prefix, selection))
-    below = list(files_below(source, skipped, selection))
-    skipped.beside += texts_beside_pages(entry.path for entry in below)
+    below = list(folder.files_below(source, skipped, selection))
+    skipped.beside += folder.texts_beside_pages(entry.path for entry in below)
     _check_extras({entry.suffix for entry in below if not entry.is_dataset})
     if dataset := next((entry for entry in below if entry.is_dataset), None):
         arrow.check_datasets(dataset.path)
@@ -260,7 +242,7 @@ def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES, li
 
 def known_source(source: str, *, in_ids: bool) -> KnownSource:
     """Return a source as an index records it, with an absolute path; with `in_ids`, ids begin with its name."""
-    if is_url(source) or source.startswith(HUB_PREFIX):
+    if is_url(source) or source.startswith(folder.HUB_PREFIX):
         return KnownSource(name=source, path=source, ids=source if in_ids else "")
     name = path_text(source)
     return KnownSource(name=name, path=str(Path(source).absolute()), ids=path_text(Path(source)) if in_ids else "")
@@ -280,9 +262,9 @@ def _single_file(path: FilePath, begin: str, prefix: str, selection: FileSelecti
     return File(path, begin or path_text(path.name), prefix, suffix=suffix, encoding=selection.encoding)
 
 
-def _file_below(folder: Path, entry: Found, begin: str, encoding: str | None) -> File:
+def _file_below(root: Path, entry: folder.Found, begin: str, encoding: str | None) -> File:
     path = Path(entry.path)
-    name = path_text(Path(begin, path.relative_to(folder)).as_posix())
+    name = path_text(Path(begin, path.relative_to(root)).as_posix())
     dataset = entry.path if entry.is_dataset else None
     return File(path, name, f"{name}:", dataset=dataset, suffix=entry.suffix, encoding=encoding)
 
