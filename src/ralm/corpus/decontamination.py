@@ -64,10 +64,17 @@ class Decontamination:
         ngram: int = NGRAM,
         max_overlap: float = _MAX_OVERLAP,
     ) -> "Decontamination":
-        """Forbid these titles, and the runs of `ngram` words of these evaluation texts.
+        """Forbid these titles, and the runs of words of these evaluation texts.
 
-        Raises UsageError if `ngram` is below 1, if `max_overlap` is below 0 or not below 1, or if texts are given but
-        all have fewer than `ngram` words, so that no overlap could ever be found.
+        Args:
+            titles: Titles of documents that are removed, whatever their case and quotation marks.
+            texts: Evaluation texts; passages that share runs of words with them are removed.
+            ngram: Words in a row that count as overlap.
+            max_overlap: Share of a passage's runs that may be in the texts, from 0 to below 1.
+
+        Raises:
+            UsageError: If `ngram` or `max_overlap` is out of range, or all texts have fewer than `ngram` words, so that
+                no overlap could ever be found.
         """
         check_strings("titles", titles)
         check_strings("texts", texts)
@@ -95,18 +102,22 @@ class Decontamination:
         }
 
     def forbids(self, document: Document) -> bool:
-        """Whether the document's title is forbidden."""
+        """Return whether the document's title is forbidden."""
         return bool(self.titles) and normal_title(document.title) in self.titles
 
     def overlap(self, passage: str) -> float:
-        """The share, from 0 to 1, of the passage's runs of `ngram` words that are in an evaluation text."""
+        """Return the share, from 0 to 1, of the passage's runs of `ngram` words that are in an evaluation text."""
         readings = [bare_words(passage, joined=joined) for joined in readings_of(passage)]
         return max(len(self._shared_runs(words)) / max(1, len(words) - self.ngram + 1) for words in readings)
 
     def overlaps(self, text: str, spans: Sequence[tuple[int, int]]) -> list[bool]:
-        """Return which passages of a text share too much with the evaluation texts; each stands between two places.
+        """Return which passages of a text share too much with the evaluation texts.
 
         The runs of a passage are those with a word of it, so one that straddles two passages is in both.
+
+        Args:
+            text: The whole document.
+            spans: The first and one past the last character of each passage.
         """
         every = [False] * len(spans)
         for joined in readings_of(text):
@@ -116,9 +127,9 @@ class Decontamination:
             shared, runs = self._shared_runs(words), len(words) - self.ngram + 1
             for place, (begin, end) in enumerate(spans):
                 first, last = bisect_right(ends, begin), bisect_left(begins, end)
-                own = range(max(0, first - self.ngram + 1), min(last, runs))
-                count = bisect_left(shared, own.stop) - bisect_left(shared, own.start)
-                every[place] |= first < last and count > self.max_overlap * max(1, len(own))
+                with_passage = range(max(0, first - self.ngram + 1), min(last, runs))
+                count = bisect_left(shared, with_passage.stop) - bisect_left(shared, with_passage.start)
+                every[place] |= first < last and count > self.max_overlap * max(1, len(with_passage))
         return every
 
     def _shared_runs(self, words: Sequence[str]) -> list[int]:
@@ -146,7 +157,7 @@ class Removals:
         self._rows: dict[tuple[str, str, str], int] = {}
 
     def add(self, reason: str, document_id: str, title: str, passages: int) -> None:
-        """Count the removed passages of a document."""
+        """Count removed passages of a document, for `reason`, such as a forbidden title."""
         self._passages[reason] += passages
         self._documents[reason] += 1
         key = (reason, title, "" if title else document_id)
@@ -154,11 +165,11 @@ class Removals:
             self._rows[key] = self._rows.get(key, 0) + passages
 
     def count(self, reason: str) -> int:
-        """The number of passages removed for this reason."""
+        """Return the number of passages removed for this reason."""
         return self._passages[reason]
 
     def counts(self) -> dict[str, JsonValue]:
-        """The number of documents (fully or partly) and passages removed, by reason, for the manifest."""
+        """Return the number of documents (fully or partly) and passages removed, by reason, for the manifest."""
         return {
             reason: {"documents": self._documents[reason], "passages": self._passages[reason]}
             for reason in sorted(self._documents)
@@ -170,7 +181,7 @@ class Removals:
         return self._passages.total() - sum(self._rows.values())
 
     def listed(self) -> list[JsonValue]:
-        """One row per reason and title (or id, without a title), for the manifest: at most ten thousand rows."""
+        """Return one row per reason and title (or id, without a title), for the manifest: at most ten thousand rows."""
         return [
             {"reason": reason, "title": title, "document_id": identifier, "passages": count}
             for (reason, title, identifier), count in sorted(self._rows.items())
@@ -178,10 +189,7 @@ class Removals:
 
 
 def normal_title(title: str) -> str:
-    """A title for comparison: plain text, case-folded, without surrounding white space and quotation marks.
-
-    Underscores and qualifiers in parentheses stay, since they distinguish articles.
-    """
+    """Return a title for comparison: plain, case-folded, without quotes around; qualifiers in parentheses stay."""
     return plain_text(title).strip("\"'\u201c\u201d\u2018\u2019 \t\r\n\f\v\u00a0").casefold()
 
 
@@ -209,10 +217,10 @@ def read_lines(path: Path, what: str, normal: Callable[[str], str] = str.strip) 
 
 
 def runs_of(words: Sequence[str], length: int) -> Iterator[str]:
-    """The runs of so many words in a row."""
+    """Return the runs of so many words in a row."""
     return (" ".join(words[begin : begin + length]) for begin in range(len(words) - length + 1))
 
 
 def run_hash(run: str) -> int:
-    """A 64-bit hash of a run of words, the same in every process."""
+    """Return a 64-bit hash of a run of words, the same in every process."""
     return int.from_bytes(blake2b(run.encode(), digest_size=8).digest(), "little")

@@ -70,13 +70,13 @@ class Fields:
         check_options(self)
 
     def needed(self, names: Iterable[str]) -> list[str]:
-        """The fields, among these, that a document is made of."""
+        """Return the fields, among these, that a document is made of."""
         names = list(names)
         kept = {self.id, self.title, self.text, *self.metadata_of(names)}
         return [name for name in names if name in kept]
 
     def metadata_of(self, names: Iterable[str]) -> list[str]:
-        """The fields, among these, that are kept as metadata."""
+        """Return the fields, among these, that are kept as metadata."""
         if self.metadata is None:
             return [name for name in names if name not in (self.id, self.title, self.text)]
         present = set(names)
@@ -85,8 +85,10 @@ class Fields:
 
 @dataclass(slots=True, weakref_slot=True)
 class Skipped:
-    """Counts what reading a corpus skipped by reason, with the first few examples of each. `kinds` counts the files of
-    unknown kinds by suffix; `listing` is a file that gets a line of JSON for each example."""
+    """What reading a corpus skipped: counts by reason, with the first few examples of each.
+
+    `kinds` counts the files of unknown kinds by suffix; `listing` is a file that gets a line of JSON for each example.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -113,8 +115,7 @@ class Skipped:
         self._add_kind(suffix, 1)
 
     def since(self, before: Counter[str]) -> list[tuple[str, str, int]]:
-        """The reasons that were counted since the counts were these, with the latest example and the number, but for
-        fields that JSON cannot hold, which count once in a corpus."""
+        """Return the reasons counted since `before`, each with its latest example and number, but for `NOT_JSON`."""
         more = (self.counts - before).items()
         return [(reason, self.latest[reason], count) for reason, count in more if reason != NOT_JSON]
 
@@ -123,13 +124,13 @@ class Skipped:
         self.counts += other.counts
         for reason, examples in other.examples.items():
             kept = self.examples.setdefault(reason, [])
-            kept += [one for one in examples if one not in kept][: _EXAMPLES_KEPT - len(kept)]
+            kept += [example for example in examples if example not in kept][: _EXAMPLES_KEPT - len(kept)]
         for suffix, count in other.kinds.items():
             self._add_kind(suffix, count)
         self.beside += other.beside
 
     def lines(self) -> list[str]:
-        """A line for each reason, with the count and the first examples, to be shown to a user."""
+        """Return a line for each reason, with the count and the first examples, to be shown to a user."""
         return [
             f"{reason}: {count:,}{self._kinds(reason)}, such as {'; '.join(self.examples[reason][:_SHOWN])}"
             for reason, count in self.counts.items()
@@ -169,8 +170,10 @@ class DocumentBuilder:
         """The fields, named for metadata, that no record has had so far."""
 
     def document(self, record: Mapping[str, object], where: str, file: File, number: int) -> Document:
-        """The document in a record, which is that with this number in a file. Its place is its id if it has none,
-        otherwise the metadata `ORIGIN`, unless no metadata is kept. CorpusError, naming `where`, without a text."""
+        """Return the document in a record; CorpusError, naming `where`, without a text.
+
+        Its place is its id if it has none, otherwise the metadata `ORIGIN`, unless no metadata is kept.
+        """
         fields = self.fields
         if fields.text not in record:
             raise self.no_text(where, record)
@@ -186,19 +189,14 @@ class DocumentBuilder:
         return Document(id=identifier, title=title, text=line_feeds(text or ""), metadata=metadata)
 
     def whole(
-        self,
-        identifier: str,
-        title: str,
-        text: str,
-        metadata: Metadata | None = None,
-        headings: Sequence[Heading] = (),
+        self, identifier: str, title: str, text: str, metadata: Metadata | None = None, headings: Sequence[Heading] = ()
     ) -> Document:
-        """A document that is a whole file or page, with the metadata that `fields` keep."""
+        """Return a document that is a whole file or page, with the metadata that `fields` keep."""
         kept = self._metadata(metadata or {}, identifier)
         return Document(id=identifier, title=title, text=text, metadata=kept, headings=tuple(headings))
 
     def markdown(self, file: File, title: str, text: str, metadata: Metadata | None = None) -> Document:
-        """A document that is a whole file as Markdown, by default titled by its first heading of the highest level."""
+        """Return a whole file of Markdown, titled by default by its first heading of the highest level."""
         text = line_feeds(text)
         headings = tuple(find_headings(text))
         highest = min(headings, key=lambda heading: heading.level, default=None)
@@ -206,7 +204,7 @@ class DocumentBuilder:
         return self.whole(file.id, title, text, metadata, headings)
 
     def no_text(self, where: str, names: Iterable[str]) -> CorpusError:
-        """The error for a record, or a table with these columns, that has no text."""
+        """Return the error for a record, or a table with these columns, that has no text."""
         return CorpusError(
             f"{where} has no field {self.fields.text!r}; its fields are {some_names([*names])}.{_NAME_ADVICE}"
         )
@@ -254,7 +252,7 @@ def check_columns(names: Sequence[str], where: str) -> None:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """The names of fields for a message: the first of many, since a table may have thousands."""
+    """Return the names of fields for a message: the first of many, since a table may have thousands."""
     return ", ".join([*names[:_NAMES_SHOWN], *(["..."] if len(names) > _NAMES_SHOWN else [])]) or "none"
 
 
@@ -268,12 +266,12 @@ def check_metadata(never_seen: set[str]) -> None:
 
 
 def without_advice(error: CorpusError) -> str:
-    """The message of an error as an item of a list: without a full stop and without advice."""
+    """Return the message of an error as an item of a list: without a full stop and without advice."""
     return str(error).removesuffix(SKIP_ADVICE).removesuffix(_NAME_ADVICE).removesuffix(".")
 
 
 def _name(record: Mapping[str, object], field_name: str, where: str) -> str | None:
-    """An id or a title as text; None if it is missing, which tables may express as NaN."""
+    """Return an id or a title as text; None if it is missing, which tables may express as NaN."""
     value = record.get(field_name)
     if value is None or isinstance(value, str):
         return value
@@ -285,12 +283,12 @@ def _name(record: Mapping[str, object], field_name: str, where: str) -> str | No
 
 
 def name_text(value: object) -> str:
-    """A title or an id that is no text as text; truth values are those of JSON."""
+    """Return a title or an id that is no text as text; truth values are those of JSON."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def metadata_to_json(metadata: Metadata) -> str:
-    """Metadata as compact JSON; TypeError, ValueError or RecursionError if it is not JSON."""
+    """Return metadata as compact JSON; TypeError, ValueError or RecursionError if it is not JSON."""
     if not metadata:
         return "{}"
     text = _ENCODER.encode(dict(metadata))
@@ -299,7 +297,7 @@ def metadata_to_json(metadata: Metadata) -> str:
 
 
 def metadata_from_json(text: str) -> Metadata:
-    """Metadata from JSON; ValueError or RecursionError if it is not a JSON object."""
+    """Return metadata from JSON; ValueError or RecursionError if it is not a JSON object."""
     metadata = json.loads(text)
     if not isinstance(metadata, dict):
         raise ValueError("not a JSON object")
@@ -322,7 +320,7 @@ _CONVERSIONS: Final[tuple[tuple[Any, Callable[[Any], object]], ...]] = (
 
 
 def json_value(value: object, *, depth: int = 0) -> JsonValue:
-    """A value of a record as JSON; null if it is missing, which tables may express as NaN.
+    """Return a value of a record as JSON; null if it is missing, which tables may express as NaN.
 
     A decimal becomes a number if a double prints the same digits, otherwise text. Raises TypeError for bytes, an
     infinite number, another object, or lists and objects that are nested more than 100 deep.

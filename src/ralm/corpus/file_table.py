@@ -45,8 +45,7 @@ class KnownSource(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file when it was read: the number of its source, its id, its size in bytes, the time of its last change (-1 if
-    only the content says whether it changed) and the SHA-256 of its content (empty if it could not be read)."""
+    """A file when it was read; `time` is -1 if only its content tells a change, `hash` empty if it was unreadable."""
 
     source: int
     file: str
@@ -55,19 +54,18 @@ class FileState:
     hash: str
 
     @classmethod
-    def of(cls, source: int, file: File, found: tuple[int, int] | None, content: str) -> "FileState":
-        """The state of a file with this size and time, and this hash."""
-        size, changed = found or (0, _UNKNOWN)
+    def of(cls, source: int, file: File, stamp: tuple[int, int] | None, content: str) -> "FileState":
+        """Return the state of a file with this size and time, and this hash."""
+        size, changed = stamp or (0, _UNKNOWN)
         return cls(source, file.id, size, changed if changed < time.time_ns() - _FRESH else _UNKNOWN, content)
 
-    def is_that_of(self, found: tuple[int, int] | None) -> bool:
-        """Whether this size and time say that the file did not change."""
-        return bool(self.hash) and self.time != _UNKNOWN and found == (self.size, self.time)
+    def is_that_of(self, stamp: tuple[int, int] | None) -> bool:
+        """Return whether this size and time say that the file did not change."""
+        return bool(self.hash) and self.time != _UNKNOWN and stamp == (self.size, self.time)
 
 
 class FilesRecord(BaseModel):
-    """What an index records of its files: the sources, and how they are read: whether broken lines are skipped, the
-    files of titles and texts that are left out, and the `FileSelection`."""
+    """What an index records of its files: the sources, and how they are read."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -88,33 +86,31 @@ _PART: Final[TypeAdapter[tuple[str, str] | tuple[str, str, int]]] = TypeAdapter(
 
 
 def size_and_time(file: File) -> tuple[int, int] | None:
-    """The size of a file in bytes and the time of its last change in nanoseconds; None for datasets, files behind URLs,
-    and a file that is gone."""
+    """Return size (bytes) and last change (ns) of a file; None for datasets, URLs, and a file that is gone."""
     if file.dataset is not None or not isinstance(file.path, Path):
         return None
     try:
-        found = file.path.stat()
+        status = file.path.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def sha256_of(path: FilePath) -> str:
-    """SHA-256 of the content of a file; raises CorpusError if it cannot be read."""
+    """Return the SHA-256 of the content of a file; CorpusError if it cannot be read."""
     with open_file(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def paths_of(file: File) -> Sequence[FilePath]:
-    """A file as it is, or the files of a saved dataset, in order; of a dataset of a hub none."""
+    """Return a file as it is, or the files of a saved dataset, in order; of a dataset of a hub none."""
     if file.dataset is None:
         return [file.path]
     return sorted(path for path in Path(file.dataset).rglob("*") if path.is_file())
 
 
 def content_hash(file: File) -> str:
-    """SHA-256 of the content of a file, or of the names and contents of a saved dataset; a dataset of a hub counts as
-    unchanged. Raises CorpusError if a file cannot be read."""
+    """Return the SHA-256 of a file, or of a saved dataset's names and contents; CorpusError if one is unreadable."""
     if file.dataset is None:
         return sha256_of(file.path)
     names = [f"{path.name} {sha256_of(path)}" for path in paths_of(file)]
@@ -122,7 +118,7 @@ def content_hash(file: File) -> str:
 
 
 def document_hash(document: Document) -> str:
-    """A short hash of the title, the text and the metadata of a document."""
+    """Return a short hash of the title, the text and the metadata of a document."""
     content = "\0".join((document.title, document.text, metadata_to_json(document.metadata)))
     return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).hexdigest()
 
@@ -157,24 +153,24 @@ class FileTable:
             raise DamagedFolderError(f"{path} is damaged; build the index again.") from error
 
     def lines(self, entry: Entry) -> bytes:
-        """The lines of the documents of a file; most files have none."""
+        """Return the lines of the documents of a file; most files have none."""
         self._stream.seek(entry.begin)
         return self._stream.read(entry.end - entry.begin)
 
     def documents(self, entry: Entry) -> list[str]:
-        """The ids of the documents of a file, in its order."""
+        """Return the ids of the documents of a file, in its order."""
         ids = [document for document, _ in self._parts(entry)]
         return [document for document, _ in groupby(ids)] or [entry.state.file]
 
     def parts(self, entry: Entry | None) -> dict[str, list[str]]:
-        """The hashes of the parts of each document of a file that has lines, by its id."""
-        found: dict[str, list[str]] = {}
+        """Return the hashes of the parts of each document of a file that has lines, by its id."""
+        hashes: dict[str, list[str]] = {}
         for document, part in self._parts(entry) if entry else ():
-            found.setdefault(document, []).append(part)
-        return found
+            hashes.setdefault(document, []).append(part)
+        return hashes
 
     def skipped(self, entry: Entry) -> Iterator[tuple[str, str, int]]:
-        """The reasons for which something in a file was skipped, each with an example and the number."""
+        """Return the reasons for which something in a file was skipped, each with an example and the number."""
         return (line for line in self._noted(entry) if len(line) != _DOCUMENT)
 
     def _parts(self, entry: Entry) -> Iterator[tuple[str, str]]:
@@ -185,8 +181,7 @@ class FileTable:
 
 
 class FileTableWriter:
-    """Writes a table while documents are read, in a file without a name in the folder `beside`; `record` goes into the
-    manifest."""
+    """Writes a table while documents are read, to a file without a name in `beside`."""
 
     def __init__(self, beside: Path, record: FilesRecord) -> None:
         self.record = record
@@ -196,14 +191,14 @@ class FileTableWriter:
         self._file = ""
 
     def entering(self, source: int, files: Iterable[File], skipped: Skipped) -> Iterator[File]:
-        """The files of a source, each noted before it is read, and afterwards what was skipped in it."""
+        """Yield the files of a source; note each before it is read, and afterwards what was skipped in it."""
         for file in files:
-            found = size_and_time(file)
+            stamp = size_and_time(file)
             try:
                 content = content_hash(file)
             except CorpusError:  # so its reader says
                 content = ""
-            self.enter(FileState.of(source, file, found, content))
+            self.enter(FileState.of(source, file, stamp, content))
             before = Counter(skipped.counts)
             yield file
             self.add_skipped(skipped.since(before))

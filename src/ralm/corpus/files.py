@@ -53,8 +53,7 @@ _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 
 @contextmanager
 def open_file(path: FilePath, error: type[InputError] = CorpusError) -> Iterator[io.BufferedReader]:
-    """A file, open for reading bytes; `error` if it is missing, unreadable, also within the block, or a folder, a pipe,
-    a socket or a device."""
+    """Open a file for reading bytes; `error` if it is missing, no file, or unreadable, also within the block."""
     try:
         if isinstance(path, Path):
             mode = path.stat().st_mode
@@ -71,8 +70,7 @@ def open_file(path: FilePath, error: type[InputError] = CorpusError) -> Iterator
 
 
 def read_text(path: Path) -> str:
-    """Return a text to evaluate, without a byte order mark and with line feeds; TextError if it is unreadable or
-    empty."""
+    """Return a text to evaluate, without a byte order mark and with line feeds; TextError if it cannot be one."""
     text = read_utf8(path, TextError)
     if not text.strip():
         raise TextError(f"{path} is empty.")
@@ -80,7 +78,7 @@ def read_text(path: Path) -> str:
 
 
 def text_pieces(path: FilePath, size: int, encoding: str | None = None) -> Iterator[str]:
-    """The text of a file in pieces of about `size` bytes, without a byte order mark; no character is cut."""
+    """Yield the text of a file in pieces of about `size` bytes, without a byte order mark; no character is cut."""
     offset, rest, block = 0, b"", b"-"
     with _as_utf8(path, encoding) as stream:
         while block:
@@ -95,15 +93,14 @@ def text_pieces(path: FilePath, size: int, encoding: str | None = None) -> Itera
 
 
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
-    """The content of a file as text, without a byte order mark and with line feeds; raises `error` if it is unreadable
-    or no text."""
+    """Return the text of a file, without a byte order mark and with line feeds; `error` if it is unreadable."""
     with open_file(path, error) as stream:
         content = stream.read()
     return line_feeds(decode(content, str(path), error).removeprefix(BYTE_ORDER_MARK))
 
 
 def whole_text(path: FilePath, error: type[InputError] = CorpusError, encoding: str | None = None) -> str:
-    """Return the same of a file that may be gzipped; CorpusError if it is empty or too large, too."""
+    """Return as `read_utf8` the text of a file that may be gzipped; CorpusError if it is empty or too large."""
     return line_feeds(decode(content_of(path), str(path), error, encoding=encoding).removeprefix(BYTE_ORDER_MARK))
 
 
@@ -113,17 +110,11 @@ def line_feeds(text: str) -> str:
 
 
 def decode(
-    content: bytes,
-    where: str,
-    error: type[InputError] = CorpusError,
-    *,
-    offset: int = 0,
-    encoding: str | None = None,
+    content: bytes, where: str, error: type[InputError] = CorpusError, *, offset: int = 0, encoding: str | None = None
 ) -> str:
-    """Decode bytes of the file `where`, which begin at byte `offset`, with line ends unchanged; `encoding` is theirs if
-    they are not UTF-8, and do not begin as UTF-16 and UTF-32 do."""
-    found = None if offset else _other_encoding(content)
-    *before, last = [found] if found else ["utf-8", *filter(None, [encoding])]
+    """Return bytes of the file `where` as text; they begin at byte `offset`, in `encoding` if they are not Unicode."""
+    detected = None if offset else _other_encoding(content)
+    *before, last = [detected] if detected else ["utf-8", *filter(None, [encoding])]
     for name in before:
         with suppress(UnicodeDecodeError):
             return content.decode(name)
@@ -136,7 +127,7 @@ def decode(
 def _not_decoded(
     content: bytes, bad: UnicodeDecodeError, name: str, where: str, error: type[InputError], offset: int
 ) -> InputError:
-    """The error that content is not of an encoding; it says of which it may be, unless it is far within a file."""
+    """Return the error that content is not of an encoding, with a likely one unless it is far within a file."""
     byte = f"byte {offset + bad.start:,} is 0x{content[bad.start]:02x}"
     if name != "utf-8":
         return error(f"{where} is not {name}: {byte}.")
@@ -148,25 +139,26 @@ def _not_decoded(
 
 
 def likely_encoding(content: bytes) -> str | None:
-    """The encoding that content which is not UTF-8 may be of; None if nothing fits."""
+    """Return the encoding that content which is not UTF-8 may be of; None if nothing fits."""
     from charset_normalizer import from_bytes  # it takes a tenth of a second
 
     matches = from_bytes(content, cp_exclusion=_NO_GUESSES)
     best = matches.best()
     if best is None:
         return None
-    same = (one for one in matches if one.coherence >= best.coherence)
-    return WESTERN if any(WESTERN in (one.encoding, *one.could_be_from_charset) for one in same) else best.encoding
+    same = (match for match in matches if match.coherence >= best.coherence)
+    is_western = any(WESTERN in (match.encoding, *match.could_be_from_charset) for match in same)
+    return WESTERN if is_western else best.encoding
 
 
 def check_encoding(name: str) -> None:
     """Raise UsageError if Python has no encoding of this name, or only one that UTF-8 cannot be told from."""
     try:
         "x".encode(name)
-        known = not codecs.lookup(name).name.startswith(_SEVEN_BITS)
+        is_usable = not codecs.lookup(name).name.startswith(_SEVEN_BITS)
     except (LookupError, ValueError):
-        known = False
-    if not known:
+        is_usable = False
+    if not is_usable:
         raise UsageError(
             f"`encoding` must be one that Python knows and of 8 bits or more, such as cp1252, not {name!r}."
         )
@@ -199,16 +191,15 @@ class _Recoded(io.RawIOBase):
 
 @contextmanager
 def _as_utf8(path: FilePath, encoding: str | None) -> Iterator[io.BufferedReader | gzip.GzipFile]:
-    """A file of text open as bytes of UTF-8, unpacked if it is gzipped; `encoding` is that of one that is not UTF-8.
-    Lines that end in a carriage return alone end in a line feed."""
+    """Open a text file as bytes of UTF-8, gzip unpacked; lines that a lone carriage return ends get a line feed."""
     with unpacked(path) as stream:
         beginning = stream.peek(_BYTES_EXAMINED)
-        found = _other_encoding(beginning)
-        if found is None and encoding is not None and not _is_utf8(path):
-            found = encoding
-        if found is None and b"\r" in beginning and b"\n" not in beginning:
-            found = "utf-8"
-        yield stream if found is None else io.BufferedReader(_Recoded(stream, found, str(path)))
+        actual = _other_encoding(beginning)
+        if actual is None and encoding is not None and not _is_utf8(path):
+            actual = encoding
+        if actual is None and b"\r" in beginning and b"\n" not in beginning:
+            actual = "utf-8"
+        yield stream if actual is None else io.BufferedReader(_Recoded(stream, actual, str(path)))
 
 
 def _is_utf8(path: FilePath) -> bool:
@@ -224,12 +215,11 @@ def _is_utf8(path: FilePath) -> bool:
 
 
 def _other_encoding(content: bytes) -> str | None:
-    """The encoding that the beginning of a file suggests, if it is not UTF-8: without a mark, UTF-16 and UTF-32 of most
-    languages are valid UTF-8 with a half or three quarters of zero bytes."""
+    """Return the encoding that the beginning of a file suggests, if it is not UTF-8."""
     for mark, name in _MARKS:
         if content.startswith(mark):
             return name
-    beginning = content[:_BYTES_EXAMINED]
+    beginning = content[:_BYTES_EXAMINED]  # without a mark, most languages have zeros in a half or three quarters of it
     for width, name in ((4, "UTF-32"), (2, "UTF-16")):
         zeros = [beginning[place::width].count(0) for place in range(width)]
         half = max(1, len(beginning) // width // 2)
@@ -244,9 +234,8 @@ def _other_encoding(content: bytes) -> str | None:
 class File:
     """A file with documents.
 
-    `id`: the id of a document that is the whole file. `prefix`: comes before the number of a record without an id.
-    `dataset`: the name of the dataset, if it is one and no file. `suffix`: that of the format by which it is read.
-    `encoding`: that of its text, if it is not UTF-8.
+    `id` is that of a document that is the whole file, `prefix` stands before the number of a record without an id,
+    `dataset` names a dataset, `suffix` tells the format, and `encoding` is None for UTF-8, UTF-16 and UTF-32.
     """
 
     path: FilePath
@@ -265,13 +254,12 @@ class File:
 
 
 def suffix_of(name: str) -> str:
-    """The suffix of a file name in lower case, without .gz."""
+    """Return the suffix of a file name in lower case, without .gz."""
     return os.path.splitext(name.lower().removesuffix(GZIP))[1]  # noqa: PTH122  (of a million names)
 
 
 def kind_of_content(path: Path) -> str:
-    """The suffix for a file without one, by its first bytes: .pdf, .html, or .txt for UTF-8 without control characters,
-    and if it cannot be read, which its reader reports; empty if it is of another kind."""
+    """Return the suffix for a file without one, by its first bytes; .txt if it is unreadable, empty for other kinds."""
     try:
         with path.open("rb") as stream:
             beginning = stream.read(_BYTES_EXAMINED)
@@ -291,8 +279,7 @@ def kind_of_content(path: Path) -> str:
 
 
 def lines_of(path: FilePath, encoding: str | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """The lines of a file as UTF-8, each with its number (from 1) and byte offset; gzip is unpacked. `encoding` is that
-    of a file that is not UTF-8."""
+    """Yield the lines of a file as UTF-8, each with its number (from 1) and byte offset; gzip is unpacked."""
     offset = 0
     with _as_utf8(path, encoding) as stream:
         for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), b""), 1):
@@ -303,7 +290,7 @@ def lines_of(path: FilePath, encoding: str | None = None) -> Iterator[tuple[int,
 
 
 def content_of(path: FilePath) -> bytes:
-    """The bytes of a file, unpacked if it is gzipped. Raises CorpusError if it cannot be read, or is too large."""
+    """Return the bytes of a file, gzip unpacked; CorpusError if it is unreadable or too large."""
     with unpacked(path) as stream:
         content = stream.read(_MAX_DOCUMENT + 1)
     if len(content) > _MAX_DOCUMENT:
@@ -313,7 +300,7 @@ def content_of(path: FilePath) -> bytes:
 
 @contextmanager
 def unpacked(path: FilePath) -> Iterator[io.BufferedReader | gzip.GzipFile]:
-    """A file open for reading, unpacked if it is gzipped; CorpusError if it is empty or cannot be read."""
+    """Open a file for reading, unpacked if it is gzipped; CorpusError if it is empty or unreadable."""
     with open_file(path) as stream:
         if os.fstat(stream.fileno()).st_size == 0:
             raise CorpusError(f"{path} is empty.")

@@ -35,14 +35,12 @@ _LINEAR: Final = (
     (r"(?s)\^\(\?:\.\+/\)\?(.*?)(?=\(\?:/\.\+\)\?)", r"^(?>(?:.+?/)??\1(?=/))"),
     (r"(?s)\(\?:/\.\+\)\?(.*?)(?=\(\?:/\.\+\)\?)", r"(?>(?:/.+?)??\1(?=/))"),
 )
-"""Changes of the regular expression of a pattern: no class has a slash, and `*` before another `*` in a name, or `**`
-before another `**`, takes the first place where what follows fits, and never goes back."""
+"""Changes of a pattern's regular expression: no class has a slash, and a `*` or `**` before another never goes back."""
 _BROKEN_LINKS: Final = {errno.ENOENT: "a link to nothing", errno.ELOOP: "a link to itself"}
 
 
 class Found(NamedTuple):
-    """The path of a file of a known kind, or of a saved dataset, and the suffix by which the file is read, without
-    .gz."""
+    """A file of a known kind, or a saved dataset; `suffix`, without .gz, tells how the file is read."""
 
     path: str
     is_dataset: bool
@@ -66,11 +64,7 @@ def _spec(patterns: Sequence[str]) -> GitIgnoreSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSelection:
-    """Which files of folders are read, by patterns as in .gitignore, and how files of other suffixes and encodings are
-    read.
-
-    Raises UsageError if a suffix is not that of a known format, a pattern is none, or an encoding is not known.
-    """
+    """Which files of folders are read, and how; UsageError for a wrong pattern, suffix or encoding."""
 
     include: Annotated[
         tuple[str, ...],
@@ -99,16 +93,15 @@ class FileSelection:
         if self.encoding is not None:
             files.check_encoding(self.encoding)
         _spec((*self.include, *self.exclude))
-        for one in self.read_as:
-            suffix, is_pair, known = one.partition("=")
-            if not is_pair or known not in SUFFIXES or not (suffix == "" or suffix.startswith(".")):
-                raise UsageError(f"`read_as` must be like .log=.txt, with one of {', '.join(SUFFIXES)}, not {one!r}.")
+        for pair in self.read_as:
+            suffix, is_pair, target = pair.partition("=")
+            if not is_pair or target not in SUFFIXES or not (suffix == "" or suffix.startswith(".")):
+                raise UsageError(f"`read_as` must be like .log=.txt, with one of {', '.join(SUFFIXES)}, not {pair!r}.")
 
     def suffix(self, name: str, path: Path | None = None) -> str:
-        """Return the suffix by which a file with this name is read, without .gz; empty if it is not read. Without a
-        suffix, the content of the file at `path` decides."""
-        own = files.suffix_of(name)
-        suffix = dict(one.lower().split("=") for one in self.read_as).get(own, own)
+        """Return the suffix, without .gz, by which a file is read; without any, by the content at `path`, or empty."""
+        written = files.suffix_of(name)
+        suffix = dict(pair.lower().split("=") for pair in self.read_as).get(written, written)
         if not suffix and path is not None and "." not in name:
             suffix = files.kind_of_content(path)
         return suffix if is_known(suffix, gzipped=name.lower().endswith(files.GZIP)) else ""
@@ -123,7 +116,7 @@ class _Choice:
     def __init__(self, selection: FileSelection, skipped: documents.Skipped) -> None:
         self._selection = selection
         self._skipped = skipped
-        self._include = {one: _spec([one]) for one in selection.include}
+        self._include = {pattern: _spec([pattern]) for pattern in selection.include}
         self._exclude = _spec(selection.exclude)
         self._unmatched = {*selection.include}
 
@@ -143,7 +136,7 @@ class _Choice:
         return ""
 
     def reads(self, below: Path, path: Path) -> bool:
-        """Whether a file, which is at `below` in the folder, is not left out."""
+        """Return whether a file, which is at `below` in the folder, is not left out."""
         named = not self._include or any(spec.match_file(below) for spec in self._include.values())
         return named and not self._exclude.match_file(below) and bool(self._selection.suffix(path.name, path))
 
@@ -154,7 +147,7 @@ class _Choice:
 
 
 def files_below(folder: str, skipped: documents.Skipped, selection: FileSelection = ALL_FILES) -> Iterator[Found]:
-    """The files of known kinds and the saved datasets below a folder, in the order of their paths, part by part.
+    """Yield the files of known kinds and the saved datasets below a folder, in the order of their paths.
 
     Links are followed, except links to folders that contain the link, and to what is read anyway. `skipped` counts what
     is left out. Raises CorpusError if the folder itself cannot be read, or a pattern matches no file.
@@ -202,7 +195,7 @@ class _Walk:
         self._seen = {_identity(Path(folder).stat())}
 
     def status(self, entry: os.DirEntry[str]) -> os.stat_result | None:
-        """The status of an entry, or of the target of a link; None if it is hidden or cannot be read."""
+        """Return the status of an entry, or of the target of a link; None if it is hidden or cannot be read."""
         name = path_text(entry.path)
         if entry.name.startswith("."):
             self._skipped.add(documents.HIDDEN, name)
@@ -217,11 +210,11 @@ class _Walk:
             return None
 
     def enters(self, entry: os.DirEntry[str], status: os.stat_result) -> bool:
-        """Whether to read a folder."""
+        """Return whether to read a folder."""
         return self._is_new(entry, status, self._why_not_followed(entry.path) if entry.is_symlink() else "")
 
     def follows(self, entry: os.DirEntry[str], status: os.stat_result, choice: _Choice) -> bool:
-        """Whether to read what is no link to a file, or leads to one that is not read anyway."""
+        """Return whether to read what is no link to a file, or leads to one that is not read anyway."""
         if not entry.is_symlink() or stat.S_ISDIR(status.st_mode):
             return True
         target = Path(os.path.realpath(entry.path))
@@ -239,7 +232,7 @@ class _Walk:
         return True
 
     def _shown_below(self, target: Path) -> Path | None:
-        """The path of a file or folder below the folder that is read; None if it is elsewhere or hidden."""
+        """Return the path of a file or folder below the folder that is read; None if it is elsewhere or hidden."""
         below = target.relative_to(self._root) if target.is_relative_to(self._root) else None
         return None if below is None or any(part[0] == "." for part in below.parts) else below
 
@@ -268,11 +261,7 @@ def texts_beside_pages(paths: Iterable[str]) -> Counter[str]:
 def files_behind_url(
     url: str, begin: str, skipped: documents.Skipped, selection: FileSelection = ALL_FILES
 ) -> Iterator[files.File]:
-    """The files of known kinds below a folder behind a URL, in the order of their paths; their ids begin with `begin`.
-
-    `skipped` counts what is left out; there are no links. Raises CorpusError if the folder cannot be listed, or holds a
-    dataset that `datasets` saved, or a pattern matches no file.
-    """
+    """Yield the files of known kinds below a URL, in the order of their paths; their ids begin with `begin`."""
     choice = _Choice(selection, skipped)
     for path, file in remote_files_below(url):
         if any(part.startswith(".") for part in path.split("/")):
@@ -287,5 +276,5 @@ def files_behind_url(
     choice.check(url)
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

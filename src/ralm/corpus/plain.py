@@ -55,7 +55,7 @@ def plain_text(text: str) -> str:
     if "\u200b" in text:
         text = compiled(_SPACE).sub(" ", text)
     if _POWERS.search(text):
-        text = compiled(_SUPERSCRIPT).sub(lambda found: f"{found[1]}{normalize('NFKC', found[2])} {found[1]}", text)
+        text = compiled(_SUPERSCRIPT).sub(lambda word: f"{word[1]}{normalize('NFKC', word[2])} {word[1]}", text)
     seen = _DROPPED.sub("", text)
     plain = normalize("NFKC", seen.translate(_apart())).translate(_TYPED)
     return plain.replace("\u0e4d\u0e32", "\u0e33").replace("\u0ecd\u0eb2", "\u0eb3")  # one letter when it is typed
@@ -72,8 +72,7 @@ def plain_parts(text: str) -> Iterator[PlainPart]:
 
 
 def split_dense(text: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield the parts of a text in scripts without spaces, and those between them, each after the place where it begins
-    and before whether it is in such a script."""
+    """Yield the parts of a text: the place where each begins, its text, and whether its script has no spaces."""
     end = 0
     for dense in compiled(f"{_DENSE}+").finditer(text) if _MAY_BE_DENSE.search(text) else ():
         yield end, text[end : dense.start()], False
@@ -89,16 +88,16 @@ def characters(text: str) -> "Iterator[regex.Match[str]]":
 
 @cache
 def compiled(pattern: str) -> "regex.Pattern[str]":
-    """A pattern of `regex`, which knows properties of characters; compiling takes 50 ms, and ASCII needs none."""
+    """Return a pattern of `regex`, which knows properties of characters; compiling takes 50 ms, ASCII needs none."""
     import regex
 
-    found: regex.Pattern[str] = regex.compile(pattern, regex.V1)
-    return found
+    matcher: regex.Pattern[str] = regex.compile(pattern, regex.V1)
+    return matcher
 
 
 @cache
 def _apart() -> dict[int, str]:
-    """The signs that stand alone, as plain text between spaces."""
+    """Return the signs that stand alone, as plain text between spaces."""
     return {code: f" {normalize('NFKC', chr(code))} " for codes in _SIGNS for code in codes if _stands_alone(chr(code))}
 
 

@@ -10,29 +10,11 @@ from typing import Final, NamedTuple, TextIO
 
 import numpy as np
 
-from ralm.corpus.documents import (
-    BROKEN_FILES,
-    EMPTY_FILES,
-    NO_TEXT,
-    DocumentBuilder,
-    Fields,
-    Skipped,
-    check_metadata,
-    without_advice,
-)
+from ralm.corpus import documents, folder
+from ralm.corpus.documents import DocumentBuilder, Fields, Skipped
 from ralm.corpus.file_table import FileTableWriter, KnownSource, paths_of, sha256_of
 from ralm.corpus.files import GZIP, File, read_text
-from ralm.corpus.folder import (
-    ALL_FILES,
-    HUB_PREFIX,
-    SAVED_DATASET,
-    SAVED_SPLITS,
-    FileSelection,
-    Found,
-    files_behind_url,
-    files_below,
-    texts_beside_pages,
-)
+from ralm.corpus.folder import ALL_FILES, FileSelection
 from ralm.corpus.formats import JSON_LINES, SUFFIXES, arrow, document_reader
 from ralm.errors import CorpusError, RalmWarning
 from ralm.records import ORIGIN, Document, IntArray
@@ -102,8 +84,8 @@ class RepeatedIds:
             if len(self.examples) == _EXAMPLES:
                 break
             identifier = waiting[order[row] - before][0]
-            two = [self._unpacked(int(every_place[one]), identifier) for one in (row - 1, row)]
-            where = f" ({' and '.join(two)})" if any(one != identifier for one in two) else ""
+            two = [self._unpacked(int(place), identifier) for place in every_place[row - 1 : row + 1]]
+            where = f" ({' and '.join(two)})" if any(place != identifier for place in two) else ""
             self.examples.setdefault(identifier, f"{identifier}{where}")
         self._seen, self._places = every, every_place
 
@@ -118,8 +100,7 @@ class RepeatedIds:
 
 
 class Source(NamedTuple):
-    """The files of a source, in order, each once, and what was skipped when they were found. `is_folder`: what is
-    broken in them is skipped, too."""
+    """The files of a source, in order, and what was skipped in finding them; in a folder, broken ones are skipped."""
 
     name: str
     files: Iterator[File]
@@ -128,8 +109,7 @@ class Source(NamedTuple):
 
 
 def read_texts(path: Path, fields: Fields) -> list[str]:
-    """Return a text to evaluate, or the texts of the documents in a file of JSON lines; raises what `read_text` and
-    `read_documents` raise."""
+    """Return a text to evaluate, or the texts of the documents in a file of JSON Lines."""
     if path.name.removesuffix(GZIP).endswith(JSON_LINES):
         return [document.text for document in read_documents(str(path), fields)]
     return [read_text(path)]
@@ -172,22 +152,22 @@ def read_documents(
     builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
     repeated = RepeatedIds()
     begins = [known_source(source, in_ids=source_in_ids).ids for source in sources]
-    found = [find_files(*named, selection, counted.listing) for named in zip(sources, begins, strict=True)]
-    for number, source in enumerate(found):
+    opened = [find_files(*named, selection, counted.listing) for named in zip(sources, begins, strict=True)]
+    for number, source in enumerate(opened):
         noted = source if table is None else source._replace(files=table.entering(number, source.files, counted))
         for document in _documents_of(noted, builder):
             yield document
             repeated.add(document)
             if table is not None:
                 table.add(document)
-    check_metadata(builder.never_seen)
+    documents.check_metadata(builder.never_seen)
     repeated.warn()
     if skipped is None and counted.counts:
         warnings.warn(f"skipped in {', '.join(sources)}: {'; '.join(counted.lines())}", RalmWarning, stacklevel=2)
 
 
 def _documents_of(source: Source, builder: DocumentBuilder) -> Iterator[Document]:
-    """The documents of a source that have text; CorpusError, listing what was skipped, if there is none."""
+    """Yield the documents of a source that have text; CorpusError, listing what was skipped, if there is none."""
     document, skipped = None, builder.skipped
     before = Counter(skipped.counts)
     skipped.merge(source.skipped)
@@ -200,73 +180,69 @@ def _documents_of(source: Source, builder: DocumentBuilder) -> Iterator[Document
 
 
 def documents_of_files(files: Iterable[File], builder: DocumentBuilder, *, in_folder: bool) -> Iterator[Document]:
-    """The documents of files that have text, one after another; in a folder, what is broken is skipped."""
+    """Yield the documents of files that have text, one after another; in a folder, what is broken is skipped."""
     skipped = builder.skipped
     if in_folder:
         builder = copy.copy(builder)  # it shares what was seen and counted
         builder.skip_bad = True
     for file in files:
-        documents = (
+        read = (
             document_reader(file.suffix)(file, builder)
             if file.dataset is None
             else arrow.dataset_documents(file, file.dataset, builder)
         )
-        for document in _unless_broken(documents, file.path, skipped) if in_folder else documents:
+        for document in _unless_broken(read, file.path, skipped) if in_folder else read:
             if document.text and not document.text.isspace():
                 yield document
             else:
-                skipped.add(NO_TEXT, document.id)
+                skipped.add(documents.NO_TEXT, document.id)
 
 
-def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipped) -> Iterator[Document]:
-    """The documents of a file in a folder, up to where it is broken; a file without documents is counted as empty."""
+def _unless_broken(read: Iterator[Document], path: FilePath, skipped: Skipped) -> Iterator[Document]:
+    """Yield the documents of a file in a folder, up to where it is broken; a file without documents counts as empty."""
     before = skipped.counts.total()
     document = None
     try:
-        for document in documents:
+        for document in read:
             yield document
     except CorpusError as error:
-        skipped.add(BROKEN_FILES, without_advice(error))
+        skipped.add(documents.BROKEN_FILES, documents.without_advice(error))
     if document is None and skipped.counts.total() == before:
-        skipped.add(EMPTY_FILES, path_text(str(path)))
+        skipped.add(documents.EMPTY_FILES, path_text(str(path)))
 
 
 def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES, listing: TextIO | None = None) -> Source:
-    """The files and datasets of a source, whose ids begin with `begin`; `listing` gets what is skipped.
-
-    Raises CorpusError if there is no such source, MissingExtraError if a file in a folder needs a package that is not
-    installed.
-    """
+    """Return the files and datasets of a source, whose ids begin with `begin`; `listing` gets what is skipped."""
     skipped, path, prefix = Skipped(listing=listing), Path(source), f"{begin}:" if begin else ""
 
     def single(file: File) -> Source:
         return Source(source, iter([file]), False, skipped)
 
-    if source.startswith(HUB_PREFIX):
-        return single(File(path, source, prefix, dataset=source.removeprefix(HUB_PREFIX)))
+    if source.startswith(folder.HUB_PREFIX):
+        return single(File(path, source, prefix, dataset=source.removeprefix(folder.HUB_PREFIX)))
     if is_url(source):
         if remote := remote_file(source):
             return single(_single_file(remote, begin, prefix, selection))
-        behind = list(files_behind_url(source, begin, skipped, selection))
-        _check_extras({one.suffix for one in behind})
+        behind = list(folder.files_behind_url(source, begin, skipped, selection))
+        _check_extras({file.suffix for file in behind})
         return Source(source, iter(behind), True, skipped)
     if not path.exists() and not path.is_symlink():
         raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
-    if any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
+    if any((path / saved).is_file() for saved in (folder.SAVED_DATASET, folder.SAVED_SPLITS)):
         return single(File(path, begin or path_text(path.absolute().name), prefix, dataset=source))
     if not path.is_dir():
         return single(_single_file(path, begin, prefix, selection))
-    found = list(files_below(source, skipped, selection))
-    skipped.beside += texts_beside_pages(one.path for one in found)
-    _check_extras({one.suffix for one in found if not one.is_dataset})
-    for one in [one for one in found if one.is_dataset][:1]:
-        arrow.check_datasets(one.path)
-    return Source(source, (_file_below(path, one, begin, selection.encoding) for one in found), True, skipped)
+    below = list(folder.files_below(source, skipped, selection))
+    skipped.beside += folder.texts_beside_pages(entry.path for entry in below)
+    _check_extras({entry.suffix for entry in below if not entry.is_dataset})
+    if dataset := next((entry for entry in below if entry.is_dataset), None):
+        arrow.check_datasets(dataset.path)
+    return Source(source, (_file_below(path, entry, begin, selection.encoding) for entry in below), True, skipped)
 
 
 def known_source(source: str, *, in_ids: bool) -> KnownSource:
-    """A source as an index records it, to be found again from any folder; with `in_ids`, ids begin with its name."""
-    if is_url(source) or source.startswith(HUB_PREFIX):
+    """Return a source as an index records it, with an absolute path; with `in_ids`, ids begin with its name."""
+    if is_url(source) or source.startswith(folder.HUB_PREFIX):
         return KnownSource(name=source, path=source, ids=source if in_ids else "")
     name = path_text(source)
     return KnownSource(name=name, path=str(Path(source).absolute()), ids=path_text(Path(source)) if in_ids else "")
@@ -286,16 +262,15 @@ def _single_file(path: FilePath, begin: str, prefix: str, selection: FileSelecti
     return File(path, begin or path_text(path.name), prefix, suffix=suffix, encoding=selection.encoding)
 
 
-def _file_below(folder: Path, found: Found, begin: str, encoding: str | None) -> File:
-    path = Path(found.path)
-    name = path_text(Path(begin, path.relative_to(folder)).as_posix())
-    dataset = found.path if found.is_dataset else None
-    return File(path, name, f"{name}:", dataset=dataset, suffix=found.suffix, encoding=encoding)
+def _file_below(root: Path, entry: folder.Found, begin: str, encoding: str | None) -> File:
+    path = Path(entry.path)
+    name = path_text(Path(begin, path.relative_to(root)).as_posix())
+    dataset = entry.path if entry.is_dataset else None
+    return File(path, name, f"{name}:", dataset=dataset, suffix=entry.suffix, encoding=encoding)
 
 
 def fingerprint_of(sources: Sequence[str]) -> str:
-    """SHA-256 of the names and contents of all files that the sources are read from; of a dataset of the hub only the
-    name counts. Raises CorpusError as `find_files` does, or if a file cannot be read."""
+    """Return the SHA-256 of the names and contents of all files of the sources; of a dataset of the hub of its name."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update(f"{source}\n".encode("utf-8", "surrogateescape"))

@@ -71,7 +71,7 @@ class Splitting:
 
 
 def split_document(document: Document, splitting: Splitting, tokenizer: FullTokenizer | None = None) -> Iterator[Piece]:
-    """The passages of a document in order; `tokenizer` is needed if passages are measured in tokens."""
+    """Return the passages of a document in order; `tokenizer` is needed if passages are measured in tokens."""
     if splitting.split == "structure":
         return split_by_structure(document.text, document.headings, splitting.words, splitting.overlap_words)
     if splitting.split == "sentences":
@@ -83,12 +83,12 @@ def split_document(document: Document, splitting: Splitting, tokenizer: FullToke
 
 
 def split_by_words(text: str, words: int) -> Iterator[Piece]:
-    """Slices of `words` words, the last one possibly shorter; `ralm.corpus.words` says what counts as one."""
+    """Return slices of `words` words, the last one possibly shorter; `ralm.corpus.words` says what counts as one."""
     return (Piece(match[0], match.start(), match.end()) for match in runs_of_words(text, words))
 
 
 def split_by_model_tokens(text: str, tokenizer: FullTokenizer, tokens: int) -> Iterator[Piece]:
-    """Slices of at most `tokens` tokens; a character is never split from its marks, even if it has more tokens."""
+    """Yield slices of at most `tokens` tokens; no character is split from its marks, even if it has more tokens."""
     _, spans_N2 = tokenizer.encode_with_spans(text)
     whole = spans_N2[1:, 0] >= spans_N2[:-1, 1]
     if not text.isascii():
@@ -112,9 +112,14 @@ def make_passages(
     decontamination: Decontamination | None = None,
     removals: Removals | None = None,
 ) -> Iterator[Passage]:
-    """Yield the passages of documents, numbered from 0 in order; `removals` counts what decontamination removes.
+    """Yield the passages of documents, numbered from 0 in order; removed passages get no number.
 
-    Numbers have no gaps: a removed passage gets no number. `tokenizer` is needed if `splitting` counts tokens.
+    Args:
+        documents: Documents in order.
+        splitting: Where passages end; by default after 100 words.
+        tokenizer: Needed if `splitting` counts tokens.
+        decontamination: What is removed; by default nothing.
+        removals: Counts what is removed.
     """
     splitting = splitting or Splitting()
     decontamination = decontamination or Decontamination()
@@ -132,7 +137,7 @@ def make_passages(
 def _allowed(
     document: Document, pieces: Iterator[Piece], decontamination: Decontamination, removals: Removals
 ) -> Iterator[Piece]:
-    """The passages that are kept; the others are added to `removals` in one entry per document."""
+    """Yield the passages that are kept; the others are added to `removals` in one entry per document."""
     if decontamination.forbids(document):
         if removed := sum(1 for _ in pieces):
             removals.add(BY_TITLE, document.id, document.title, removed)

@@ -47,10 +47,9 @@ _T = TypeVar("_T")
 
 
 def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]:
-    """Write passages to `path` and yield each one, so they can be indexed in the same pass.
+    """Write passages to `path` and yield each one, so that they can be indexed in the same pass.
 
-    Holds one batch in memory. The file is complete after the last passage. Numbers must start at 0, in order.
-    Raises UsageError if metadata cannot be written as JSON, or text is not valid Unicode.
+    The file is complete after the last passage. Numbers start at 0, in order. UsageError for text that is not Unicode.
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
         batch: list[Passage] = []
@@ -101,7 +100,7 @@ class _JoinedBatch:
         self.room -= end - begin
 
     def batch(self) -> pa.RecordBatch:
-        """The batch, with an array for each column."""
+        """Return the batch, with an array for each column."""
         return pa.record_batch([pa.concat_arrays(parts) for parts in self._columns], schema=_SCHEMA)
 
 
@@ -134,7 +133,7 @@ class PassageStore(Sequence[Passage]):
     def __getitem__(self, number: slice) -> Sequence[Passage]: ...
 
     def __getitem__(self, number: int | slice) -> Passage | Sequence[Passage]:
-        """The passage with this number; a slice returns a list."""
+        """Return the passage with this number; for a slice a list."""
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
         if not 0 <= number < self._length:
@@ -150,7 +149,7 @@ class PassageStore(Sequence[Passage]):
             self._damaged(f"passage {number} is not UTF-8")
 
     def origins(self) -> Iterator[tuple[int, str, str]]:
-        """The number, document id and title of every passage, without reading the texts."""
+        """Yield the number, document id and title of every passage, without reading the texts."""
         for number in range(self._length):
             (document_ids, titles, _, _), row = self._place(number)
             try:
@@ -159,7 +158,7 @@ class PassageStore(Sequence[Passage]):
                 self._damaged(f"the title of passage {number} is not UTF-8")
 
     def documents(self) -> Iterator[tuple[str, range]]:
-        """The documents in order, each with its id and the numbers of its passages, without reading the texts."""
+        """Yield the documents in order, each with its id and the numbers of its passages, without reading the texts."""
         import pyarrow.compute as pc
 
         first, document = 0, ""
@@ -176,19 +175,18 @@ class PassageStore(Sequence[Passage]):
             yield document, range(first, self._length)
 
     def columns(self, begin: int, end: int) -> list[pa.Array]:
-        """The columns of consecutive passages of a batch, as they are stored."""
+        """Return the columns of consecutive passages of a batch, as they are stored."""
         batch, row = divmod(begin, ROWS_A_BATCH)
         if self._batches[batch] is None:
             self._map(batch)
         return [column.slice(row, end - begin) for column in self._read(batch).columns]
 
     def origin_texts(self, titles: bool) -> pa.ChunkedArray:
-        """The document ids of all passages, or their titles, as bytes."""
+        """Return the document ids of all passages, or their titles, as bytes."""
         return pa.chunked_array([self._texts(batch, int(titles)) for batch in range(len(self._batches))], pa.binary())
 
     def metadata_runs(self) -> Iterator[tuple[int, Metadata]]:
-        """Passages that follow each other and have the same metadata: how many there are, and their metadata, which is
-        not parsed if it is an origin alone."""
+        """Yield how many passages follow each other with the same metadata, and it; an origin alone is not parsed."""
         for batch in range(len(self._batches)):
             *_, stored = self._batches[batch] or self._map(batch)
             size, first = min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH), batch * ROWS_A_BATCH
@@ -200,10 +198,7 @@ class PassageStore(Sequence[Passage]):
                     yield end - begin, self._metadata(stored, first + begin)
 
     def check(self) -> None:
-        """Read every passage.
-
-        Raises DamagedFolderError if one is damaged.
-        """
+        """Read every passage; DamagedFolderError if one is damaged."""
         for batch in range(len(self._batches)):
             read = self._read(batch)
             self._guarded(lambda read=read: read.validate(full=True))  # type: ignore[misc]
@@ -231,18 +226,18 @@ class PassageStore(Sequence[Passage]):
         return mapped
 
     def _texts(self, batch: int, column: int) -> pa.Array:
-        """The document ids or titles of a batch as bytes; the batch is checked on first use."""
+        """Return the document ids or titles of a batch as bytes; the batch is checked on first use."""
         if self._batches[batch] is None:
             self._map(batch)
         return self._read(batch).column(column).cast(pa.binary())
 
     def _place(self, place: int) -> tuple[_Batch, int]:
-        """The columns of the batch with this passage, and its row in them."""
+        """Return the columns of the batch with this passage, and its row in them."""
         batch, row = divmod(place, ROWS_A_BATCH)
         return self._batches[batch] or self._map(batch), row
 
     def metadata_json(self, number: int) -> bytes:
-        """The metadata of a passage, as JSON."""
+        """Return the metadata of a passage, as JSON."""
         (*_, stored), row = self._place(number)
         written = -1 if stored is None else _metadata_row(stored, row)
         if stored is None or written < 0:
@@ -251,8 +246,7 @@ class PassageStore(Sequence[Passage]):
         return bytes(content[ends[written] : ends[written + 1]])
 
     def _metadata(self, stored: _Column, place: int) -> Metadata:
-        """The metadata of a passage; the object that was parsed last is kept, since the passages of a document often
-        follow each other."""
+        """Return the metadata of a passage; the last object is kept: passages of a document follow each other."""
         batch, row = divmod(place, ROWS_A_BATCH)
         row = _metadata_row(stored, row)
         if row < 0:
@@ -267,7 +261,7 @@ class PassageStore(Sequence[Passage]):
         return metadata
 
     def _column(self, column: pa.Array) -> _Column:
-        """The buffers of a column, which must be in the file uncompressed and without nulls."""
+        """Return the buffers of a column, which must be in the file uncompressed and without nulls."""
         width = np.int64 if column.type == pa.large_string() else np.int32
         validity, places, content = column.buffers()
         if column.offset or validity is not None or places is None or not self._holds(places, content):
@@ -280,7 +274,7 @@ class PassageStore(Sequence[Passage]):
         return offsets.data, memoryview(content or b"")
 
     def _holds(self, *buffers: pa.Buffer | None) -> bool:
-        """Whether the buffers lie inside the mapped file."""
+        """Return whether the buffers lie inside the mapped file."""
         filled = [part for part in buffers if part and part.size]
         return all(part.address in self._mapped and part.address + part.size - 1 in self._mapped for part in filled)
 
@@ -301,16 +295,16 @@ class PassageStore(Sequence[Passage]):
             ) from None
 
 
-def true_places(found: pa.Array | pa.ChunkedArray) -> IntArray:
-    """The places (int64, rising) of an array of Arrow that are true; `to_numpy` would import pandas."""
+def true_places(mask: pa.Array | pa.ChunkedArray) -> IntArray:
+    """Return the places (int64, rising) of an array of Arrow that are true; `to_numpy` would import pandas."""
     import pyarrow.compute as pc
 
-    places = pc.indices_nonzero(found)
+    places = pc.indices_nonzero(mask)
     return np.frombuffer(places.buffers()[1], np.uint64, len(places)).astype(np.int64)
 
 
 def _metadata_row(stored: _Column, row: int) -> int:
-    """The row that holds the metadata of a row: the last one up to it with an object; -1 if there is none."""
+    """Return the row that holds the metadata of a row: the last one up to it with an object; -1 if there is none."""
     ends, _ = stored
     return bisect_left(ends, ends[row + 1], 0, row + 2) - 1
 
@@ -333,7 +327,8 @@ def _record_batch(passages: list[Passage]) -> pa.RecordBatch:
             _metadata_column(passages),
         ]
     except UnicodeEncodeError:
-        bad = next(one for one in passages if not all(map(is_utf8, (one.document_id, one.title, one.text))))
+        texts = ((passage, (passage.document_id, passage.title, passage.text)) for passage in passages)
+        bad = next(passage for passage, parts in texts if not all(map(is_utf8, parts)))
         raise UsageError(
             f"passage {bad.number}, of the document {bad.document_id!r}, holds a lone surrogate (half of a character), "
             "which is not valid text."
@@ -343,10 +338,7 @@ def _record_batch(passages: list[Passage]) -> pa.RecordBatch:
 
 
 def arrow_texts(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
-    """The values as an array of Arrow. `pa.array` would import pandas if it is installed, which takes half a second.
-
-    Raises CorpusError if they are too long together for an array of this kind.
-    """
+    """Return an array of Arrow without importing pandas as `pa.array` does; CorpusError if the values are too long."""
     ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
     if kind in (pa.string(), pa.binary()):
         if ends[-1] > np.iinfo(np.int32).max:
@@ -356,10 +348,7 @@ def arrow_texts(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
 
 
 def _metadata_column(passages: list[Passage]) -> list[bytes]:
-    """The metadata of passages as JSON, with `_AS_BEFORE` for an object that equals the one before.
-
-    They are compared as JSON, since 1 and true are equal as Python values.
-    """
+    """Return the metadata of passages as JSON, with `_AS_BEFORE` for an object that equals the one before as JSON."""
     column: list[bytes] = []
     metadata, as_json, before = None, b"", _NOTHING
     for passage in passages:

@@ -35,8 +35,7 @@ _SHORT: Final = 4
 
 
 class Piece(NamedTuple):
-    """The text of a passage, which stands in its document from character `begin` to `end`, and the headings that it
-    stands under, the outermost first."""
+    """The text of a passage, its place in its document, and the headings above it, the outermost first."""
 
     text: str
     begin: int
@@ -45,8 +44,7 @@ class Piece(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A part of a text that is not split: from `begin` to `end`, with so many words, or one more than a passage may
-    have. `header` stands before it if a passage begins with it; `heading` is set if it is one."""
+    """A part of a text that is not split; `words` is at most one more than a passage may have."""
 
     begin: int
     end: int
@@ -56,8 +54,7 @@ class _Unit(NamedTuple):
 
 
 def find_headings(text: str, *, rst: bool = False) -> Iterator[Heading]:
-    """The headings of Markdown, outside of code, or of reStructuredText, where each underline has a level in the order
-    in which they occur."""
+    """Yield the headings of Markdown outside of code, or of reStructuredText, whose underlines rank as they occur."""
     is_underlined = _is_underlined_rst if rst else _is_underlined
     levels = [] if rst else ["=", "-"]
     in_code, before, line = False, 0, ""
@@ -95,14 +92,12 @@ def plain_markdown(text: str) -> str:
 
 
 def split_by_structure(text: str, headings: Sequence[Heading], words: int, overlap: int = 0) -> Iterator[Piece]:
-    """The passages of a text: whole blocks of a section, as many as `words` words allow. `overlap`: at most so many
-    words at the end of a passage are repeated in the next one of the section."""
+    """Return the passages of a text: whole blocks of a section; `overlap` words at most stand in the next one again."""
     return _packed(text, _units(text, headings, words), words, overlap)
 
 
 def split_by_sentences(text: str, words: int, overlap: int = 0) -> Iterator[Piece]:
-    """The passages of a text: whole sentences, as many as `words` words allow; each has at most `overlap` words of the
-    one before."""
+    """Return the passages of a text: whole sentences; each repeats at most `overlap` words of the one before."""
     units = (
         unit for begin, end in _between(text, 0, len(text), _BLANK) for unit in _sentences(text, begin, end, words)
     )
@@ -128,22 +123,22 @@ def _packed(text: str, units: Iterable[_Unit], words: int, overlap: int) -> Iter
             rest = packed[body:]
             room = 0 if rest or unit.heading else min(overlap, words - unit.words)
             packed = rest or _last(packed, room)
-            count, body = sum(one.words for one in packed), 0 if rest else len(packed)
+            count, body = sum(kept.words for kept in packed), 0 if rest else len(packed)
         if not packed:
             count = count_words(unit.header, words)
         if unit.heading is not None:
-            under = [*(one for one in under if one.level < unit.heading.level), unit.heading]
+            under = [*(outer for outer in under if outer.level < unit.heading.level), unit.heading]
         packed.append(unit)
         count += unit.words
         if unit.heading is None:
-            path = path if body else tuple(one.title for one in under)
+            path = path if body else tuple(outer.title for outer in under)
             body = len(packed)
-    if packed and (last := _piece(text, packed, path if body else tuple(one.title for one in under))).text:
+    if packed and (last := _piece(text, packed, path if body else tuple(outer.title for outer in under))).text:
         yield last
 
 
 def _last(units: Sequence[_Unit], words: int) -> list[_Unit]:
-    """The last units that have at most so many words together, without headings."""
+    """Return the last units that have at most so many words together, without headings."""
     kept: list[_Unit] = []
     for unit in reversed(units):
         words -= unit.words
@@ -169,7 +164,7 @@ def _units(text: str, headings: Sequence[Heading], words: int) -> Iterator[_Unit
 
 
 def _blocks(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
-    """The units of a section: code between fences, then paragraphs, which are lines if no line is blank."""
+    """Yield the units of a section: code between fences, then paragraphs, which are lines if no line is blank."""
     bounds = [match.start() for match in _FENCE_LINE.finditer(text, begin, end)]
     for opened, closed in zip(bounds[::2], bounds[1::2], strict=False):
         yield from _plain_blocks(text, begin, opened, words)
@@ -203,7 +198,7 @@ def _plain_blocks(text: str, begin: int, end: int, words: int) -> Iterator[_Unit
 
 
 def _table(text: str, rows: Sequence[tuple[int, int]], words: int) -> Iterator[_Unit]:
-    """The rows of a table, the first ones together, with the header before each of the others."""
+    """Yield the rows of a table, the first ones together, with the header before each of the others."""
     if not rows:
         return
     top = 1 + sum(1 for begin, end in rows[1:2] if _RULE.fullmatch(text, begin, end))
@@ -217,7 +212,7 @@ def _table(text: str, rows: Sequence[tuple[int, int]], words: int) -> Iterator[_
 
 
 def _items(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
-    """The items of a list, or a paragraph as a whole."""
+    """Yield the items of a list, or a paragraph as a whole."""
     starts = [match.start() for match in _ITEM.finditer(text, begin, end)]
     for first, last in pairwise([begin, *(start for start in starts if start > begin), end]):
         yield from _whole_or(_sentences, text, first, last, words)
@@ -226,7 +221,7 @@ def _items(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
 def _whole_or(
     split: Callable[[str, int, int, int], Iterator[_Unit]], text: str, begin: int, end: int, words: int
 ) -> Iterator[_Unit]:
-    """A part of a text as one unit, or split if it has too many words."""
+    """Yield a part of a text as one unit, or split if it has too many words."""
     unit = _unit(text, begin, end, words)
     if unit.words > words:
         yield from split(text, begin, end, words)
@@ -240,12 +235,12 @@ def _lines(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
 
 
 def _sentences(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
-    """The sentences of a paragraph."""
+    """Yield the sentences of a paragraph."""
     with extra("files", "sentences need", ("sentencex",)):
         from sentencex import get_sentence_boundaries
     at, size = begin, _SENTENCES
     while at < end:
-        ends = [at + one["end_index"] for one in get_sentence_boundaries("en", text[at : min(end, at + size)])]
+        ends = [at + last["end_index"] for last in get_sentence_boundaries("en", text[at : min(end, at + size)])]
         if at + size < end:  # the last sentence may go on
             ends.pop()
         at = ends[-1] if ends else at if size < _SENTENCE else at + size
@@ -256,7 +251,7 @@ def _sentences(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
 
 
 def _words(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
-    """The parts of a sentence or line that has too many words."""
+    """Yield the parts of a sentence or line that has too many words."""
     for match in runs_of_words(text, words, begin, end):
         yield _unit(text, match.start(), match.end(), words)
 
@@ -266,7 +261,7 @@ def _unit(text: str, begin: int, end: int, words: int, header: str = "") -> _Uni
 
 
 def _between(text: str, begin: int, end: int, separator: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    """The parts of a text between separators, without empty ones."""
+    """Yield the parts of a text between separators, without empty ones."""
     for match in separator.finditer(text, begin, end):
         if match.start() > begin:
             yield begin, match.start()

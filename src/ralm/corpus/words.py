@@ -52,8 +52,7 @@ def runs_of_words(text: str, words: int, begin: int = 0, end: int | None = None)
 
 
 def bare_words(text: str, *, joined: bool = False) -> list[str]:
-    """Return the words of a text as plain text in lower case, without punctuation and quotes; in scripts without
-    spaces each character. With `joined`, words that a hyphen breaks at the end of a line are whole."""
+    """Return the words of a text in lower case, without punctuation; `joined`: words broken at line ends are whole."""
     plain = plain_text(_BROKEN.sub("", text) if joined else text).lower()
     return _BARE_ASCII.findall(plain) if plain.isascii() else compiled(_BARE).findall(plain)
 
@@ -78,7 +77,7 @@ def is_spaceless(text: str) -> bool:
 
 @lru_cache(maxsize=2)
 def _has_spaceless(text: str) -> bool:
-    """Whether a text has letters of scripts without spaces; it is asked for each part of a document."""
+    """Return whether a text has letters of scripts without spaces; it is asked for each part of a document."""
     if text.isascii():
         return False
     bytes_B = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
@@ -91,5 +90,5 @@ def _spaced(words: int) -> re.Pattern[str]:
 
 
 def _run(word: str, space: str, words: int) -> str:
-    """The pattern of so many words, or fewer at the end."""
+    """Return the pattern of so many words, or fewer at the end."""
     return rf"{word}(?:{space}{word}){{0,{words - 1}}}+"  # possessive, to avoid backtracking

@@ -30,10 +30,11 @@ _Body = TypeVar("_Body", bound=requests.TextRequest)
 
 @dataclass(slots=True, eq=False)
 class WrittenText:
-    """A text so far, or what is added to one, and its tokens. `offsets` are the characters before each token, `end`
-    those before the next one. `drawn` counts tokens, also those that a stop string cut off. At its end it has the
-    `reason`; if requested, the gain of each token in nats (`gain_T`, float64); and the `answer` of a chat, with what
-    passages gave to it."""
+    """A text so far, or what is added to one, and its tokens.
+
+    `offsets` are the characters before each token, `end` those before the next one. `drawn` counts tokens, also those
+    that a stop string cut off. At its end it may have the gain of each token in nats (`gain_T`, float64).
+    """
 
     number: int
     end: int = 0
@@ -83,14 +84,14 @@ class ServedAnswer(ABC, Generic[_Body]):
         return sum(choice.drawn for choice in self._choices)
 
     def whole(self) -> ResponseJson:
-        """The response."""
+        """Return the response."""
         deque(self._write(), maxlen=0)
         choices: list[JsonValue] = [self._choice_json(choice) for choice in self._choices]
         usage = self._usage()
         return {**self._head(self.kind), "choices": choices, "usage": usage, **self._sources_json(with_tokens=True)}
 
     def pieces(self) -> Iterator[ResponseJson]:
-        """The pieces of the response as they come, and the usage at the end if requested."""
+        """Yield the pieces of the response as they come, and the usage at the end if requested."""
         head, usage = self._head(self.piece_kind), self._body.stream_options.include_usage
         more: ResponseJson = {"usage": None} if usage else {}
         for added in self._write():
@@ -115,23 +116,23 @@ class ServedAnswer(ABC, Generic[_Body]):
 
     @abstractmethod
     def _write(self) -> Iterator[WrittenText]:
-        """Write the choices; yields what is added to one."""
+        """Write the choices; yield what is added to one."""
 
     @abstractmethod
     def _choice_json(self, choice: WrittenText) -> ResponseJson:
-        """A whole choice."""
+        """Return a whole choice."""
 
     @abstractmethod
     def _piece_json(self, added: WrittenText) -> ResponseJson:
-        """A choice in a piece with some of its text."""
+        """Return a choice in a piece with some of its text."""
 
     @abstractmethod
     def _end_json(self, choice: WrittenText) -> Sequence[ResponseJson]:
-        """A choice in the pieces after its text; the last one has the reason of the end."""
+        """Return a choice in the pieces after its text; the last one has the reason of the end."""
 
     @abstractmethod
     def _choice_sources(self, choice: WrittenText, *, with_tokens: bool) -> ResponseJson:
-        """The sources of a choice."""
+        """Return the sources of a choice."""
 
     def _head(self, kind: str) -> ResponseJson:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._body.model}
@@ -141,7 +142,7 @@ class ServedAnswer(ABC, Generic[_Body]):
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     def _sources_json(self, *, with_tokens: bool) -> ResponseJson:
-        """The passages of the response, with the JSON of each choice about them; empty without an index."""
+        """Return the passages of the response, with the JSON of each choice about them; empty without an index."""
         if self._reads.source is None:
             return {}
         self._note([*self._reads.parts.ranks])  # tokens only name the best of a context
@@ -149,37 +150,37 @@ class ServedAnswer(ABC, Generic[_Body]):
             {"index": choice.number, **self._choice_sources(choice, with_tokens=with_tokens)}
             for choice in self._choices
         ]
-        config = {name: one for name, one in self._reads.settings.config.items() if name not in self.unused_config}
+        config = {name: value for name, value in self._reads.settings.config.items() if name not in self.unused_config}
         passages = self._passages.values()
         return {
-            "ralm": {**config, "passages": [passage_json(one) for one in passages], "choices": choices},
-            "search_results": [search_result(one, self._url(one)) for one in passages],
+            "ralm": {**config, "passages": [passage_json(passage) for passage in passages], "choices": choices},
+            "search_results": [search_result(passage, self._url(passage)) for passage in passages],
         }
 
     def _url(self, passage: Passage) -> str | None:
         return text_sources.web_address(passage)
 
     def _new_sources_json(self, added: WrittenText) -> ResponseJson:
-        """The field of a piece with some tokens of a choice, and the passages that no earlier piece has."""
+        """Return the field of a piece with some tokens of a choice, and the passages that no earlier piece has."""
         if self._reads.source is None or not (added.text or added.tokens):
             return {}
         before = len(self._passages)
         self._note([*self._reads.parts.ranks])
         tokens = self._tokens_json(added.tokens)
-        new = [passage_json(one) for one in [*self._passages.values()][before:]]
+        new = [passage_json(passage) for passage in [*self._passages.values()][before:]]
         return {"ralm": {"choices": [{"index": added.number, "tokens": tokens}], "passages": [*new]}}
 
     def _tokens_json(self, tokens: Sequence[GeneratedToken]) -> list[JsonValue]:
-        """Tokens, each with its passages."""
-        return [self._token_json(one) for one in tokens]
+        """Return tokens, each with its passages."""
+        return [self._token_json(token) for token in tokens]
 
     def _token_json(self, token: GeneratedToken) -> ResponseJson:
         self._note(token.passages_K.tolist())
         name, log_prob = self._label(token.token), log_prob_json(token.log_prob)
-        found = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
+        shown = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
         if isinstance(token, prompts.ScoredToken) and token.gain is not None:
-            found["gain"] = finite(token.gain)
-        return found
+            shown["gain"] = finite(token.gain)
+        return shown
 
     def _note(self, numbers: Sequence[int]) -> None:
         """Add passages to those of the response, in the order of the text."""
@@ -192,7 +193,7 @@ class ServedAnswer(ABC, Generic[_Body]):
 
 
 def search_result(passage: Passage, url: str | None) -> ResponseJson:
-    """A passage as an entry of `search_results`."""
+    """Return a passage as an entry of `search_results`."""
     return {
         "title": passage.title or passage.document_id,
         "url": url,
@@ -204,27 +205,26 @@ def search_result(passage: Passage, url: str | None) -> ResponseJson:
 
 
 def passage_json(passage: Passage) -> ResponseJson:
-    """A passage with its text and metadata."""
+    """Return a passage with its text and metadata."""
     return {**passage_as_json(passage), "text": passage.text}
 
 
 def gain_json(provenance: Provenance, gain_T: DoubleArray) -> ResponseJson:
-    """The gain of each token, the total, and the contribution of each passage, in nats; null for unknown or infinite
-    gains."""
+    """Return the gain of each token, the total, and each passage's contribution, in nats; null for unknown gains."""
     bounded_T = np.nan_to_num(gain_T, nan=0.0, posinf=-_MIN_LOG_PROB, neginf=_MIN_LOG_PROB)
     total = total_gain(provenance, bounded_T).as_dict()
     return {
         "gains": [*map(finite, gain_T.tolist())],
-        "gain": {name: finite(one) if isinstance(one, float) else one for name, one in total.items()},
-        "contributions": [asdict(one) for one in contributions(provenance, bounded_T)],
+        "gain": {name: finite(value) if isinstance(value, float) else value for name, value in total.items()},
+        "contributions": [asdict(contribution) for contribution in contributions(provenance, bounded_T)],
     }
 
 
 def log_prob_json(log_prob: float) -> float | None:
-    """A log-probability for JSON; None if the model does not return it."""
+    """Return a log-probability for JSON; None if the model does not return it."""
     return None if np.isnan(log_prob) else max(log_prob, _MIN_LOG_PROB)
 
 
 def finite(value: float) -> float | None:
-    """The number; None if it is infinite or NaN, which JSON does not have."""
+    """Return the number; None if it is infinite or NaN, which JSON does not have."""
     return value if np.isfinite(value) else None

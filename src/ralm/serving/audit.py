@@ -25,19 +25,20 @@ _MODE: Final = 0o600
 
 @dataclass(slots=True)
 class AuditEntry:
-    """What is known of a request. `status` is set if it differs from the one that was sent. `passages` are names of
-    indexes, passages and ranks. `finish` adds the rest of an answer when the request has ended."""
+    """What is known of a request; `finish` adds the rest of an answer when the request has ended."""
 
     model: str | None = None
     status: int | None = None
+    """Set if it differs from the one that was sent."""
     passages: list[tuple[str | None, Passage, int]] = field(default_factory=list)
+    """Names of indexes, passages and ranks."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompts: JsonValue = None
     answers: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     finish: Callable[["AuditEntry"], None] | None = None
 
-    def found(self, index: str | None, passages: Iterable[Passage]) -> None:
+    def add_passages(self, index: str | None, passages: Iterable[Passage]) -> None:
         """Add the passages for one text, the best first."""
         self.passages += [(index, passage, rank) for rank, passage in enumerate(passages, 1)]
 
@@ -46,7 +47,7 @@ class AuditEntry:
         self.answers[choice].append(text)
 
     def as_json(self, *, texts: bool) -> dict[str, JsonValue]:
-        """The fields that routes fill in; prompts, answers and the text of passages only with `texts`."""
+        """Return the fields that routes fill in; prompts, answers and the text of passages only with `texts`."""
         if self.finish is not None:
             self.finish(self)
         passages: list[JsonValue] = [
@@ -71,8 +72,7 @@ class AuditEntry:
 
 
 class AuditLog(WatchedFileHandler):
-    """A file to which lines are appended; safe for many threads. A file that was moved away is opened again. `texts`:
-    also prompts, answers and passages. Raises UsageError if the file cannot be written."""
+    """A file to which threads append lines, opened again once it was moved away; UsageError if it is not writable."""
 
     def __init__(self, path: Path, *, texts: bool = False) -> None:
         self._texts = texts
@@ -106,6 +106,6 @@ class AuditLog(WatchedFileHandler):
 
 
 def entry_of(request: Any) -> AuditEntry:
-    """The entry of a request."""
+    """Return the entry of a request."""
     entry: AuditEntry = request.scope[ENTRY]
     return entry

@@ -200,16 +200,18 @@ class Batcher:
             self._score(scorings)
 
     def _next_drawings(self) -> list[_Drawing]:
-        """Return the oldest requests whose texts fit, advanced: to the end those whose texts grew by a token, and the
-        others by a chunk together. It goes to the oldest and to the shortest first in turn, so that short texts are
-        soon read, and long ones do not wait for ever."""
+        """Return the oldest requests whose texts fit, advanced.
+
+        Those whose texts grew by a token are read to the end, the others by a chunk together. It goes to the oldest and
+        to the shortest first in turn, so that short texts are soon read, and long ones do not wait for ever.
+        """
         waiting = [request for request in self._queue if isinstance(request, _Drawing)]
         waiting.sort(key=attrgetter("number"))
         taken = waiting[: _count_that_fit([[*map(len, drawing.texts)] for drawing in waiting], self._cache)]
         for drawing in waiting[len(taken) :]:
             drawing.read = []
         for drawing in taken:
-            drawing.read = drawing.read or [self._known(text) for text in drawing.texts]
+            drawing.read = drawing.read or [self._read_before(text) for text in drawing.texts]
         chunk = self._chunk if hasattr(self._continuations, "known") else sys.maxsize
         for drawing in taken if self.steps % 2 else sorted(taken, key=lambda drawing: sum(drawing.unread)):
             if max(drawing.unread, default=0) > 1:
@@ -218,12 +220,12 @@ class Batcher:
                 drawing.advance(sys.maxsize)
         return taken
 
-    def _known(self, text: IntArray) -> int:
+    def _read_before(self, text: IntArray) -> int:
         """Return how many tokens of a text need not be read; its last token is always read."""
         if text[:-1].tobytes() in self._rows:
             return len(text) - 1
-        known: Callable[[IntArray], int] = getattr(self._continuations, "known", lambda _: 0)
-        return known(text[:-1])
+        longest: Callable[[IntArray], int] = getattr(self._continuations, "known", lambda _: 0)
+        return longest(text[:-1])
 
     def _draw(self, drawings: Sequence[_Drawing]) -> None:
         """Answer requests together; if that fails, each alone and from a new beginning."""
@@ -300,6 +302,5 @@ class Batcher:
 
 
 def _count_that_fit(lengths: Sequence[Sequence[int]], tokens: int) -> int:
-    """Return how many of the first requests, whose texts have these lengths, have at most so many tokens together,
-    padding included; at least one."""
+    """Return how many of the first requests have at most so many tokens, padding included; at least one."""
     return len(next(groups_that_fit(lengths, tokens), ()))

@@ -28,21 +28,21 @@ _SHARE: Final = 4
 
 
 def open_chat_prompt(name: str) -> prompts.QuestionPrompt:
-    """The prompt of chats, by name or from a file; UsageError for a prompt of multiple choice."""
+    """Return the prompt of chats, by name or from a file; UsageError for a prompt of multiple choice."""
     prompt = open_prompt(name)
     if prompt.shows_choices:
         raise UsageError(f"the `prompt` {name} is for questions with choices: give another one.")
     return prompt
 
 
-def _new_tokens(given: int | None, own: int, limits: Limits, length: int) -> int:
-    """The maximum number of tokens of an answer to a conversation of `own` tokens; RequestError if it has no room."""
-    usual = min(length // _SHARE, limits.new_tokens or length, length - own)
-    new_tokens = max(1, usual) if given is None else given
-    if own + new_tokens > length:
+def _new_tokens(requested: int | None, asked: int, limits: Limits, length: int) -> int:
+    """Return the maximum number of tokens of an answer to `asked` tokens; RequestError if it has no room."""
+    usual = min(length // _SHARE, limits.new_tokens or length, length - asked)
+    new_tokens = max(1, usual) if requested is None else requested
+    if asked + new_tokens > length:
         raise errors.RequestError(
-            f"the messages have {own:,} tokens and `max_tokens` is {new_tokens:,}, together {own + new_tokens:,}; the "
-            f"limit is {length:,}: shorten the messages to {max(0, length - new_tokens):,} tokens, or lower "
+            f"the messages have {asked:,} tokens and `max_tokens` is {new_tokens:,}, together {asked + new_tokens:,}; "
+            f"the limit is {length:,}: shorten the messages to {max(0, length - new_tokens):,} tokens, or lower "
             "`max_tokens`.",
             param="messages",
             code=errors.TOO_LONG,
@@ -72,8 +72,7 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
         self._address = address
 
     def _write(self) -> Iterator[answers.WrittenText]:
-        """As `ServedAnswer._write`; the seeds of choices count up from the one in `sampling`. Raises RequestError if
-        the conversation is not valid or does not fit, UsageError if the model cannot answer so."""
+        """Write the choices, whose seeds count up; RequestError if the conversation is not valid or does not fit."""
         try:
             streams = self._streams()
         except LengthError as error:
@@ -103,14 +102,15 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
         length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
         messages = conversation.messages
         # every template keeps the messages of the user
-        check_size([one.content.strip() for one in messages if one.role == "user"], length, "messages")
-        errors.check_bytes([one.content for one in messages], max(limits.text_bytes, most_bytes(length)), "messages")
+        check_size([message.content.strip() for message in messages if message.role == "user"], length, "messages")
+        most = max(limits.text_bytes, most_bytes(length))
+        errors.check_bytes([message.content for message in messages], most, "messages")
         encoded = full_tokenizer(model.tokenizer).encode_chat(messages) if prompt.chat else None
-        own = len(model.tokenizer.encode(conversation.question) if encoded is None else encoded[0])
+        asked = len(model.tokenizer.encode(conversation.question) if encoded is None else encoded[0])
         sampling = body.sampling()
         if not (prompt.chat or sampling["stop"]):  # without a chat template, an answer ends with the line
             sampling["stop"] = AnswerOptions().stop
-        new_tokens = _new_tokens(body.new_tokens, own, limits, length)
+        new_tokens = _new_tokens(body.new_tokens, asked, limits, length)
         options = AnswerOptions(new_tokens=new_tokens, max_length=length, top_logprobs=body.top_logprobs, **sampling)
         answers_of = answerer.Answerer(
             model,
@@ -154,13 +154,13 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
         return {"index": number, "delta": delta, "logprobs": listed, "finish_reason": reason}
 
     def _logprobs_json(self, tokens: Sequence[GeneratedToken]) -> JsonValue:
-        """The `logprobs` of some tokens, if requested."""
+        """Return the `logprobs` of tokens, if requested."""
         if not self._body.logprobs:
             return None
         content: list[JsonValue] = [
             {
                 **self._with_name(token.token, token.log_prob),
-                "top_logprobs": [self._with_name(*one) for one in token.top_logprobs],
+                "top_logprobs": [self._with_name(*pair) for pair in token.top_logprobs],
             }
             for token in tokens
         ]
@@ -173,7 +173,7 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
         return {"token": name, "logprob": answers.log_prob_json(log_prob), "bytes": encoded if is_text else None}
 
     def _cited(self, choice: answers.WrittenText) -> tuple[str, list[JsonValue]]:
-        """The sources that stand behind a text, if requested, and the parts of the text that come from passages."""
+        """Return the sources to stand behind a text, if requested, and the annotations of its parts."""
         sources = [] if choice.answer is None else choice.answer.sources
         behind = (
             text_sources.sources_text(sources, self._address)
@@ -189,12 +189,12 @@ class ChatAnswer(answers.ServedAnswer[ChatRequest]):
         """Return the sources, with all tokens if asked for, or if pieces could not have their shared passages."""
         answer = choice.answer
         assert answer is not None, "all choices have ended"
-        self._note([one.passage.number for one in answer.sources])
+        self._note([source.passage.number for source in answer.sources])
         is_late = bool(choice.tokens) and len(answer.sources) > len(choice.tokens[0].passages_K)
-        given, gain_T = answer.text.provenance, answer.text.gain_T
-        rows = zip(choice.tokens, given.passages_TK, given.posteriors_TK, strict=True)
+        provenance, gain_T = answer.text.provenance, answer.text.gain_T
+        rows = zip(choice.tokens, provenance.passages_TK, provenance.posteriors_TK, strict=True)
         credited = [replace(token, passages_K=numbers_K, posteriors_K=shares_K) for token, numbers_K, shares_K in rows]
         tokens: answers.ResponseJson = {"tokens": self._tokens_json(credited)} if with_tokens or is_late else {}
-        gain: answers.ResponseJson = {} if np.isnan(gain_T).all() else answers.gain_json(given, gain_T)
-        sources: list[JsonValue] = [one.as_json() for one in answer.sources]
+        gain: answers.ResponseJson = {} if np.isnan(gain_T).all() else answers.gain_json(provenance, gain_T)
+        sources: list[JsonValue] = [source.as_json() for source in answer.sources]
         return {**tokens, **gain, "sources": sources, "cut": answer.cut.documents}

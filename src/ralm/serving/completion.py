@@ -25,15 +25,14 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
     id_prefix = "cmpl"
 
     def _write(self) -> Iterator[answers.WrittenText]:
-        """As `ServedAnswer._write`. RequestError if a value of the request is wrong, a prompt is empty, too long or has
-        unknown tokens, or the model cannot return the scores."""
+        """Write the choices; RequestError for a wrong value or prompt, or if the model cannot return the scores."""
         body, reads, gain = self._body, self._reads, self._body.chosen.get("gain")
         body.check(self._limits)
         if gain and reads.source is None:
             raise errors.RequestError("`ralm.gain` is the gain from passages: it needs an index.", param="ralm.gain")
         most = self._limits.prompt_tokens or reads.settings.plan.max_length
         new_tokens = min(body.max_tokens, self._limits.new_tokens or body.max_tokens)
-        prompts = [read_prompt(given, self._model, most) for given in body.prompt]
+        prompts = [read_prompt(prompt, self._model, most) for prompt in body.prompt]
         for prompt in prompts:
             check_room(prompt, new_tokens, most)
         settings = prompts[0].settings(reads.settings)  # the same for all: they are all text, or all token ids
@@ -58,16 +57,14 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
     def _continue(
         self, prompts_C: Sequence[ServedPrompt], settings: Settings, new_tokens: int
     ) -> Iterator[answers.WrittenText]:
-        """Continue the prompt of each choice, as `generate` does for it alone: the first with the seed of the request,
-        the others of its prompt with the seeds after it. After an echoed prompt the end-of-text token is a token
-        without text, as clients count on one more."""
+        """Continue the prompt of each choice as `generate` does alone; seeds count up from that of the request."""
         body, model, reads = self._body, self._model, self._reads
         top_logprobs = body.logprobs or 0
         options = GenerationOptions.of(
             settings.plan, new_tokens=new_tokens, top_logprobs=top_logprobs, **body.sampling()
         )
         end_tokens = model.end_tokens
-        if body.echo:
+        if body.echo:  # clients count on one more token then: the end-of-text token is one without text
             model = copy(model)
             model.end_tokens = frozenset()
         writer = generate.TokenWriter(model, options, reads.source, reads.parts)
@@ -94,7 +91,7 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
                 choice.gain_T = self._gain(choice, tokens, options)
 
     def _gain(self, choice: answers.WrittenText, prompt: IntArray, options: GenerationOptions) -> DoubleArray | None:
-        """The gain of each token behind a prompt (int64); None without any."""
+        """Return the gain of each token behind a prompt (int64); None without any."""
         if not (tokens := _generated(choice)):
             return None
         scorer = Scorer(self._model, progress=False)
@@ -123,7 +120,7 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
         }
 
     def _top(self, token: pieces.GeneratedToken) -> JsonValue:
-        """The top log-probabilities and that of the token itself; null without a token before it."""
+        """Return the top log-probabilities and that of the token itself; null without a token before it."""
         if np.isnan(token.log_prob):
             return None
         named: dict[str, JsonValue] = {}
@@ -133,13 +130,13 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
 
     def _choice_sources(self, choice: answers.WrittenText, *, with_tokens: bool) -> answers.ResponseJson:
         listed = with_tokens and bool(choice.text or choice.tokens)
-        found: answers.ResponseJson = {"tokens": self._tokens_json(choice.tokens)} if listed else {}
+        sources: answers.ResponseJson = {"tokens": self._tokens_json(choice.tokens)} if listed else {}
         if choice.gain_T is not None:
             written = [(token.passages_K, token.posteriors_K) for token in _generated(choice)]
-            found |= answers.gain_json(Provenance.of_rows(written), choice.gain_T)
-        return found
+            sources |= answers.gain_json(Provenance.of_rows(written), choice.gain_T)
+        return sources
 
 
 def _generated(choice: answers.WrittenText) -> list[pieces.GeneratedToken]:
-    """The tokens behind an echoed prompt."""
+    """Return the tokens behind an echoed prompt."""
     return [token for token in choice.tokens if not isinstance(token, ScoredToken)]

@@ -32,13 +32,13 @@ class CompletionDialect:
     def with_passages(
         self,
         body: RequestBody,
-        found: Sequence[Sequence[Passage]],
+        retrieved: Sequence[Sequence[Passage]],
         prompt: QuestionPrompt,  # noqa: ARG002
     ) -> RequestBody:
         """Return a body with the passages that were found for each of its texts."""
         texts = [
             "\n\n".join([*(passage.contents for passage in passages), text]) if passages else text
-            for passages, text in zip(found, _prompts(body), strict=True)
+            for passages, text in zip(retrieved, _prompts(body), strict=True)
         ]
         return {**body, "prompt": texts if isinstance(body["prompt"], list) else texts[0]}
 
@@ -61,12 +61,12 @@ class ChatDialect(CompletionDialect):
         return [] if place is None else [message_text(body[self.messages][place].get("content"))]
 
     def with_passages(
-        self, body: RequestBody, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt
+        self, body: RequestBody, retrieved: Sequence[Sequence[Passage]], prompt: QuestionPrompt
     ) -> RequestBody:
         """As `CompletionDialect.with_passages`."""
         place = self._place_of_question(body)
         messages = [*body[self.messages]]
-        before, _, after = _around(found[0], prompt)
+        before, _, after = _around(retrieved[0], prompt)
         content = messages[place].get("content")
         if isinstance(content, list):
             parts = [{"type": self.part, "text": text} for text in (before, after)]
@@ -98,12 +98,12 @@ class ResponseDialect(ChatDialect):
         return [text] if isinstance(text, str) else super().texts(body)
 
     def with_passages(
-        self, body: RequestBody, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt
+        self, body: RequestBody, retrieved: Sequence[Sequence[Passage]], prompt: QuestionPrompt
     ) -> RequestBody:
         """As `CompletionDialect.with_passages`."""
         if isinstance(body["input"], str):
-            return {**body, "input": body["input"].join(_around(found[0], prompt)[::2])}
-        return super().with_passages(body, found, prompt)
+            return {**body, "input": body["input"].join(_around(retrieved[0], prompt)[::2])}
+        return super().with_passages(body, retrieved, prompt)
 
     def answer_texts(self, value: Mapping[str, JsonValue]) -> Iterator[tuple[int, str]]:
         """As `CompletionDialect.answer_texts`."""

@@ -14,17 +14,9 @@ _LOG: Final = logging.getLogger("ralm.serving")
 
 
 class RequestError(UsageError):
-    """A request that the server cannot answer. `param` names the field of the request, `code` the kind of error for
-    programs, `status` is the HTTP status."""
+    """A request that the server cannot answer; `param` names its field, `code` the error for programs."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        status: int = 400,
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
@@ -76,7 +68,7 @@ _FAULTS: Final = {
 
 
 def error_body(message: str, status: int, *, param: str | None = None, code: str | None = None) -> dict[str, JsonValue]:
-    """An error body of OpenAI's API; control characters in the message become escapes."""
+    """Return an error body of OpenAI's API; control characters in the message become escapes."""
     shown = one_line(message)
     shown = shown if len(shown) <= _MAX_CHARACTERS else f"{shown[:_MAX_CHARACTERS]}..."
     kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
@@ -84,7 +76,7 @@ def error_body(message: str, status: int, *, param: str | None = None, code: str
 
 
 def validation_error(error: Mapping[str, Any]) -> RequestError:
-    """One of pydantic's errors as that of its field."""
+    """Return one of pydantic's errors as that of its field."""
     place = [str(part) for number, part in enumerate(error["loc"]) if number or part not in ("body", "query", "path")]
     kind = error["type"]
     if kind == NAMED_FIELD:
@@ -100,7 +92,7 @@ def validation_error(error: Mapping[str, Any]) -> RequestError:
 
 
 def error_response(error: BaseException) -> Response:
-    """The response to a request that failed with an error."""
+    """Return the response to a request that failed with an error."""
     status, body = status_and_body(error)
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
     if status == 401:
@@ -109,7 +101,7 @@ def error_response(error: BaseException) -> Response:
 
 
 def status_and_body(error: BaseException) -> tuple[int, dict[str, JsonValue]]:
-    """The status and the error body of an error."""
+    """Return the status and the error body of an error."""
     match error:
         case RequestError():
             return error.status, error_body(str(error), error.status, param=error.param, code=error.code)

@@ -37,8 +37,7 @@ _SAFE: Final = ("bm25", "random")
 
 
 class Indexes:
-    """Open indexes by name, in the order that the operator gave; the first is the default one. Raises what `open_index`
-    raises."""
+    """Open indexes by name, the default one first; raises what `open_index` raises."""
 
     def __init__(self, folders: Mapping[str, Path], metrics: Metrics) -> None:
         self._folders = dict(folders)
@@ -54,12 +53,12 @@ class Indexes:
         return tuple(self._folders)
 
     def index(self, name: str) -> Index:
-        """The open index of a name."""
+        """Return the open index of a name."""
         with self._lock:
             return self._open[name]
 
     def source(self, name: str, options: RetrieverOptions) -> sources.FromRetriever:
-        """A retriever of an index with its passages; raises what opening a retriever raises."""
+        """Return a retriever of an index with its passages; raises what opening a retriever raises."""
         with self._lock:
             if (name, options) not in self._sources:
                 source = sources.FromRetriever.of_index(self._open[name], options)
@@ -68,18 +67,18 @@ class Indexes:
                 self._sources[name, options] = source.with_retriever(locked)
             return self._sources[name, options]
 
-    def filtered(self, name: str, options: RetrieverOptions, wanted: Filter) -> sources.FromRetriever:
+    def filtered(self, name: str, options: RetrieverOptions, where: Filter) -> sources.FromRetriever:
         """As `source`, but only passages that pass a filter are found; UsageError if the index cannot tell."""
         with self._lock:
             index, source = self._open[name], self.source(name, options)
-        return source.with_retriever(narrowed(source.retriever, index.columns.mask(wanted)))
+        return source.with_retriever(narrowed(source.retriever, index.columns.mask(where)))
 
     def have_changed(self) -> bool:
-        """Whether a folder has another version than when it was last opened."""
+        """Return whether a folder has another version than when it was last opened."""
         return self._found_versions() != self._versions
 
     def _found_versions(self) -> list[tuple[int, ...] | None]:
-        """What tells the versions of the folders apart; None for one that is gone."""
+        """Return what tells the versions of the folders apart; None for one that is gone."""
         return [identity(folder) for folder in self._folders.values()]
 
     def reload(self) -> dict[str, str]:
@@ -122,8 +121,7 @@ class _LockedRetriever:
 
 
 class Rerankers:
-    """The rerankers of requests, which share the models that are loaded at startup. `ranker` is the language model that
-    the operator's reranker names."""
+    """The rerankers of requests, which share loaded models; `ranker` is the model that the operator's names."""
 
     def __init__(self, reading: ReadingOptions, ranker: LanguageModel | None = None) -> None:
         self._ranker = ranker
@@ -155,11 +153,11 @@ class NotedParts(Parts):
 
     def readings(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Readings:
         """As of `Parts`."""
-        found = Parts.readings(self, hits, documents)
-        numbers = [number for one in found for number in one.passages if number != NO_PASSAGE]
+        readings = Parts.readings(self, hits, documents)
+        numbers = [number for prefix in readings for number in prefix.passages if number != NO_PASSAGE]
         for rank, number in enumerate(numbers, 1):
             self.ranks[number] = min(rank, self.ranks.get(number, rank))
-        return found
+        return readings
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,8 +33,7 @@ _Result = TypeVar("_Result")
 
 
 class Workers:
-    """Gives out slots, as many as requests are answered at once; some requests more wait in a queue. Belongs to one
-    event loop."""
+    """Gives out slots, as many as requests are answered at once; some more wait. Belongs to one event loop."""
 
     def __init__(self, limits: options.Limits, metrics: middleware.Metrics) -> None:
         self.metrics = metrics
@@ -67,8 +66,7 @@ class Workers:
     async def in_slot(
         self, work: "Callable[[Slot], Awaitable[_Result]]", receive: Receive | None = None
     ) -> _Result | None:
-        """Return what `work` returns in a slot; None if the client that is received from goes away first. RequestError
-        if it takes too long."""
+        """Return what `work` returns in a slot; None if the client goes away first, RequestError for a timeout."""
 
         async def answered() -> _Result:
             slot = await self.take_slot()
@@ -90,8 +88,10 @@ class Workers:
 
 
 class Slot:
-    """The slot of a request that came at `begin`, until `deadline` (seconds of `time.monotonic`). Its request leaves it
-    with what `at_end` closes; its thread ends soon once the request is `gone`."""
+    """The slot of a request that came at `begin`, until `deadline` (seconds of `time.monotonic`).
+
+    Its request leaves it with what `at_end` closes; its thread ends soon once the request is `gone`.
+    """
 
     def __init__(
         self, begin: float, deadline: float, threads: ThreadPoolExecutor, free: Callable[["Slot"], None]
@@ -110,8 +110,7 @@ class Slot:
         return await asyncio.shield(self._begun(call, *arguments))
 
     async def events(self, make: Callable[[], Iterator[bytes]]) -> AsyncIterator[bytes]:
-        """Yield the events that a thread makes; raises its error. From then on the thread alone holds the slot: a
-        client may read slowly."""
+        """Yield the events that a thread makes; it alone holds the slot from then on: a client may read slowly."""
         loop, made = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
 
         def work() -> None:
@@ -178,7 +177,7 @@ async def _unless_gone(receive: Receive, work: Callable[[], Awaitable[_Result]])
 
 
 async def service_of(request: Request) -> Any:
-    """The service that answers a request; FastAPI calls functions that are not `async` in threads."""
+    """Return the service that answers a request; FastAPI calls functions that are not `async` in threads."""
     return request.app.state.service
 
 
@@ -187,21 +186,21 @@ Searched = Annotated[state.SearchService, Depends(service_of)]
 
 async def check_query(request: Request) -> None:
     """Raise RequestError for unknown parameters in the query."""
-    known = {one.alias for one in request.scope["route"].dependant.query_params}
+    parameters = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
     for name in request.query_params:
-        if name not in known:
+        if name not in parameters:
             raise errors.RequestError(f"`{name}` is not a parameter of {request.scope['route'].path}.", param=name)
 
 
 def passage_address(request: Request, reads: indexes.ReadConfig, passage: Passage) -> str:
-    """The URL of a passage: that of its document in the web, or else one of this server, by document and text."""
-    own = request.url_for("passage", index=reads.settings.index)
-    named = own.include_query_params(document=passage.document_id, text=text_sources.text_key(passage))
-    return text_sources.web_address(passage) or str(named)
+    """Return the URL of a passage: of its document in the web, or else of this server, by document and text."""
+    route = request.url_for("passage", index=reads.settings.index)
+    address = route.include_query_params(document=passage.document_id, text=text_sources.text_key(passage))
+    return text_sources.web_address(passage) or str(address)
 
 
 async def respond(request: Request, work: Callable[[Slot], Awaitable[Response]]) -> Response:
-    """The response that `work` makes in a slot; every error is a response."""
+    """Return the response that `work` makes in a slot; every error is a response."""
     try:
         return await request.app.state.workers.in_slot(work, request.receive) or Response(status_code=errors.GONE)
     except Exception as error:  # noqa: BLE001
@@ -209,14 +208,14 @@ async def respond(request: Request, work: Callable[[Slot], Awaitable[Response]])
 
 
 async def respond_in_thread(request: Request, compute: Callable[[], Response]) -> Response:
-    """The response that `compute` makes in the thread of the request."""
+    """Return the response that `compute` makes in the thread of the request."""
     return await respond(request, lambda slot: slot.in_thread(compute))
 
 
 async def respond_with_text(
     request: Request, body: requests.TextRequest, begin: Callable[[], answers.ServedAnswer[Any]]
 ) -> Response:
-    """The answer that `begin` makes in the thread of the request: whole, or streamed if requested."""
+    """Return the answer that `begin` makes in the thread of the request: whole, or streamed if requested."""
     entry = audit.entry_of(request)
     entry.model = body.model
 
@@ -241,23 +240,26 @@ async def respond_with_text(
 
 
 def json_bytes(value: JsonValue) -> bytes:
-    """A value as JSON."""
+    """Return a value as JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def json_response(value: JsonValue) -> Response:
-    """A response of a value as JSON."""
+    """Return a response of a value as JSON."""
     return Response(json_bytes(value), media_type=_JSON)
 
 
 def server_sent(value: JsonValue) -> bytes:
-    """A value as a server-sent event."""
+    """Return a value as a server-sent event."""
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, `first` and then the others; after an error one that says so. The request leaves its slot
-    when the stream ends, also if its client goes away, and soon after the deadline even if the client does not read."""
+    """Server-sent events, `first` and then the others; after an error one that says so.
+
+    The request leaves its slot when the stream ends, also if its client goes away, and soon after the deadline even if
+    the client does not read.
+    """
 
     def __init__(
         self,

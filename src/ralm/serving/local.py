@@ -35,9 +35,7 @@ _BATCH_FIGURES: Final = {
 
 
 class LocalService(ModelService):
-    """A model that runs here, and reads passages of indexes according to `settings`; `ranker` is the model that the
-    reranker names. Raises the errors of opening indexes, retrievers and the prompt of chats, and UsageError if lengths
-    do not fit."""
+    """A model that runs here, and reads passages of indexes; `ranker` is the model that the reranker names."""
 
     routers = (_ROUTER,)
     may_choose = CHOICES
@@ -90,8 +88,7 @@ class LocalService(ModelService):
         self.model.close()
 
     def reads(self, choice: Mapping[str, Any], *, in_strides: bool = True) -> indexes.ReadConfig:
-        """Return the configuration of a request with these choices; RequestError if a choice is not possible. With
-        `in_strides`, a stride must fit beside its passages; a chat has no strides."""
+        """Return how a request with these choices reads, in strides unless it is a chat; RequestError if it cannot."""
         settings = self._chosen(choice)
         try:
             if in_strides and settings.index is not None:

@@ -97,31 +97,31 @@ class McpServer:
 
         receive = getattr(context.request, "receive", None)  # there is none over standard input
         try:
-            found = await self._workers.in_slot(work, receive)
+            result = await self._workers.in_slot(work, receive)
         except RalmError as error:
             return types.CallToolResult(content=[types.TextContent(text=_message(error))], is_error=True)
-        if found is None:  # the client is gone
+        if result is None:  # the client is gone
             entry.status = errors.GONE
-        text = types.TextContent(text=json.dumps(found, ensure_ascii=False))
-        return types.CallToolResult(content=[text], structured_content=found)
+        text = types.TextContent(text=json.dumps(result, ensure_ascii=False))
+        return types.CallToolResult(content=[text], structured_content=result)
 
-    def _search(self, given: dict[str, Any], entry: audit.AuditEntry) -> dict[str, JsonValue]:
-        arguments = _read_call(SearchArguments, given)
+    def _search(self, call: dict[str, Any], entry: audit.AuditEntry) -> dict[str, JsonValue]:
+        arguments = _read_call(SearchArguments, call)
         if not arguments.query.strip():
             raise errors.RequestError("`query` is empty: give at least one word.", param="query")
-        choice, wanted = chosen(arguments.index, None), read_filter(arguments.filters, "filters")
-        found = search(entry, self._service, [arguments.query], arguments.k, choice, wanted=wanted)
-        return {"results": [{**_passage_json(found.index, one), "score": score} for one, score in found.of(0)]}
+        choice, where = chosen(arguments.index, None), read_filter(arguments.filters, "filters")
+        hits = search(entry, self._service, [arguments.query], arguments.k, choice, where=where)
+        return {"results": [{**_passage_json(hits.index, passage), "score": score} for passage, score in hits.of(0)]}
 
-    def _fetch(self, given: dict[str, Any], entry: audit.AuditEntry) -> dict[str, JsonValue]:
-        arguments = _read_call(FetchArguments, given)
+    def _fetch(self, call: dict[str, Any], entry: audit.AuditEntry) -> dict[str, JsonValue]:
+        arguments = _read_call(FetchArguments, call)
         index, _, number = arguments.id.rpartition("/")
         passage = self._passage(index, number)
         if arguments.neighbours:
             opened = self._service.indexes.index(index)
             splitting = opened.manifest.settings.get("splitting")
             passage = ExpandedPassages(opened.passages, str(arguments.neighbours), splitting)[passage.number]
-        entry.found(index, [passage])
+        entry.add_passages(index, [passage])
         return _passage_json(index, passage)
 
     def _passage(self, index: str, number: str) -> Passage:
@@ -139,14 +139,14 @@ class _KnownRoute(Route):
     """A route that the access log knows by its path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As `Route.matches`."""
-        match, found = super().matches(scope)
-        return match, {**found, "route": self}
+        """Match as `Route.matches`."""
+        match, child_scope = super().matches(scope)
+        return match, {**child_scope, "route": self}
 
 
 @asynccontextmanager
 async def mcp_route(service: state.SearchService, workers: jobs.Workers) -> AsyncIterator[BaseRoute]:
-    """The route of the protocol over HTTP, which answers inside the block; sessions hold nothing."""
+    """Open the route of the protocol over HTTP, which answers inside the block; sessions hold nothing."""
     manager = StreamableHTTPSessionManager(
         McpServer(service, workers).server,
         json_response=True,
@@ -167,24 +167,24 @@ async def run_stdio(service: state.SearchService) -> None:
         await server.run(read, write, server.create_initialization_options())
 
 
-def _read_call(kind: type[_Arguments], given: dict[str, Any]) -> _Arguments:
-    """The arguments of a tool; RequestError if one is wrong."""
+def _read_call(kind: type[_Arguments], call: dict[str, Any]) -> _Arguments:
+    """Return the arguments of a tool; RequestError if one is wrong."""
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(call)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         raise errors.validation_error({**first, "loc": ("body", *first["loc"])}) from None
 
 
 def _message(error: RalmError) -> str:
-    """The sentence for the client; what it cannot change goes to the log."""
+    """Return the sentence for the client; what it cannot change goes to the log."""
     _, body = errors.status_and_body(error)
     fault: Any = body["error"]
     return str(fault["message"])
 
 
 def _entry(context: _Context) -> audit.AuditEntry:
-    """The entry of a request over HTTP in the audit log; one that is not written for others."""
+    """Return the entry of a request over HTTP in the audit log; one that is not written for others."""
     scope = getattr(context.request, "scope", {})
     entry: audit.AuditEntry = scope.get(audit.ENTRY) or audit.AuditEntry()
     return entry

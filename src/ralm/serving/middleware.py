@@ -41,8 +41,7 @@ _SAFE_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 def open_key(host: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the key of the environment; UsageError if no header can hold it, or there is none and other computers can
-    reach the host."""
+    """Return the key of the environment; UsageError if no header can hold it, or an open host lacks one."""
     key = key_in(KEY, environment)
     if key is None and not is_loopback(host):
         raise UsageError(
@@ -53,7 +52,7 @@ def open_key(host: str, environment: Mapping[str, str] = os.environ) -> str | No
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is a loopback address, which no other computer can reach."""
+    """Return whether an address is a loopback address, which no other computer can reach."""
     if host.lower() == "localhost":
         return True
     try:
@@ -108,14 +107,16 @@ class Metrics:
         return Gauge(f"ralm_{name}", description, registry=self.registry)
 
     def text(self) -> bytes:
-        """All metrics in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 
 class Gate:
-    """Passes on requests with the key (or, without one, to a loopback host) and a body of at most `body_bytes`. Counts
-    and logs every request, without its body or query, and writes the audit log. Each answer has an `X-Request-Id`: that
-    of the server of the model, of the client, or a new one."""
+    """Passes on requests with the key (or, without one, to a loopback host) and a body of at most `body_bytes`.
+
+    Counts and logs every request, without its body or query, and writes the audit log. Each answer has an
+    `X-Request-Id`: that of the server of the model, of the client, or a new one.
+    """
 
     def __init__(
         self, app: ASGIApp, key: str | None, body_bytes: int, metrics: Metrics, audit: AuditLog | None
@@ -132,8 +133,9 @@ class Gate:
             await self._app(scope, receive, send)
             return
         begin, status, is_sent = time.monotonic(), GONE, False
-        given = Headers(scope=scope).get(_REQUEST_ID, "")
-        request_id = given if _SAFE_ID.fullmatch(given) else token_hex(12)
+        request_id = Headers(scope=scope).get(_REQUEST_ID, "")
+        if not _SAFE_ID.fullmatch(request_id):
+            request_id = token_hex(12)
         entry = scope[ENTRY] = AuditEntry()
 
         async def noting(message: Message) -> None:
@@ -175,7 +177,7 @@ class Gate:
             await self._app(scope, _after(body, receive), send)
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """The body of a request; None if its client went away before the end."""
+        """Return the body of a request; None if its client went away before the end."""
         body = bytearray()
         while True:
             message = await receive()
@@ -214,7 +216,7 @@ class Gate:
 
 
 def _after(body: bytes, receive: Receive) -> Receive:
-    """What an application receives: a body, then all else."""
+    """Return what an application receives: a body, then all else."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:

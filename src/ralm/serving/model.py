@@ -23,11 +23,9 @@ from ralm.serving.batcher import Batcher
 from ralm.serving.errors import RequestError, StoppedError
 
 _SEQUENCES_AT_ONCE: Final = 8
-"""Sequences that a request reads at once, so that others need not wait for long, and that few distributions over the
-vocabulary are held."""
+"""Sequences that a request reads at once: others need not wait for long, and few distributions are in memory."""
 _CHUNK_TOKENS: Final = 512
-"""Tokens of new prompts that are read between two tokens of the others: with few, the others wait less; with many, all
-are read faster."""
+"""Tokens of new prompts read between two tokens of others: with more these wait longer, but all are read faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class RequestScope:
 
 
 def timed_out(what: str) -> RequestError:
-    """The error of a request that took too long."""
+    """Return the error of a request that took too long."""
     return RequestError(f"the request {what}.", code="time_up", status=503)
 
 
@@ -57,7 +55,7 @@ _scope: ContextVar[RequestScope] = ContextVar("scope", default=RequestScope())  
 
 @contextmanager
 def in_scope(scope: RequestScope) -> Iterator[None]:
-    """Inside the block, calls of models in this thread end with the scope."""
+    """End calls of models in this thread with the scope, inside the block."""
     token = _scope.set(scope)
     try:
         yield
@@ -138,7 +136,7 @@ class SharedModel:
 
 
 def label_by_id(token: int) -> str:
-    """The name of a token that stands for no text."""
+    """Return the name of a token that stands for no text."""
     return f"token_id:{token}"
 
 
@@ -183,19 +181,19 @@ class _BatchedContinuations:
 class Locked:
     """An object whose methods are called by one thread at a time, which holds the `lock`."""
 
-    def __init__(self, own: object, lock: AbstractContextManager[object]) -> None:
-        self._own = own
+    def __init__(self, target: object, lock: AbstractContextManager[object]) -> None:
+        self._target = target
         self._lock = lock
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        found = getattr(self._own, name)
-        if not callable(found):
-            return found
+        attribute = getattr(self._target, name)
+        if not callable(attribute):
+            return attribute
 
         def locked(*arguments: Any, **named: Any) -> Any:
             with self._lock:
-                return found(*arguments, **named)
+                return attribute(*arguments, **named)
 
         return locked

@@ -45,15 +45,9 @@ class Limits:
     body_bytes: Annotated[int, Option("Maximum size of a request in bytes.")] = 4 << 20
     prompt_tokens: Annotated[
         int | None,
-        Option(
-            "Maximum number of tokens of a prompt and its continuation.",
-            default_text="as many as the model reads",
-        ),
+        Option("Maximum number of tokens of a prompt and its continuation.", default_text="as many as the model reads"),
     ] = None
-    new_tokens: Annotated[
-        int | None,
-        Option("Maximum number of new tokens.", default_text="as prompt_tokens"),
-    ] = None
+    new_tokens: Annotated[int | None, Option("Maximum number of new tokens.", default_text="as prompt_tokens")] = None
     documents: Annotated[int, Option("Maximum number of passages of a request.")] = 100
     requests_at_once: Annotated[int, Option("Requests that are answered at once.")] = 16
     requests_waiting: Annotated[int, Option("Requests in the queue; more are rejected (429).", minimum=0)] = 64
@@ -81,8 +75,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Where a server listens, what it calls its model, and what requests may choose. `name` None is the last part of
-    the model's own name. Raises UsageError if `allow` names something else than `CHOICES`."""
+    """Where a server listens, what it calls its model, and what requests may choose; UsageError for another choice."""
 
     host: Annotated[
         str, Option("Address to listen on; any other than this computer's own needs a key in RALM_SERVE_KEY.")
@@ -93,10 +86,7 @@ class ServeOptions:
     ] = None
     allow: Annotated[
         tuple[str, ...],
-        Option(
-            f"A choice of requests: {', '.join(CHOICES)}, or none; repeatable.",
-            default_text="all of these",
-        ),
+        Option(f"A choice of requests: {', '.join(CHOICES)}, or none; repeatable.", default_text="all of these"),
     ] = CHOICES
     prompt: Annotated[
         str | None,
@@ -128,8 +118,7 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a text is read: the index, its retrieval, and the plan. `index` None is the plain model. `plan` has the
-    length of the model once the server has opened it (`with_length`)."""
+    """How a text is read; without an `index` by the plain model. `plan` gets the model's length by `with_length`."""
 
     index: str | None = None
     retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=INDEX_GIVEN)] = field(
@@ -167,12 +156,12 @@ PLAIN: Final = "plain"
 def choices() -> dict[str, Declared]:
     """Return the declarations of choices by name, except those that only a request has."""
     records = (RetrieverOptions, ReadingOptions, PlanOptions)
-    known = {one.name: one for record in records for one in declared(record)}
-    return {name: known[name] for name in CHOICES if name in known}
+    options = {option.name: option for record in records for option in declared(record)}
+    return {name: options[name] for name in CHOICES if name in options}
 
 
 def with_length(settings: Settings, model: WritingModel, max_length: int | None) -> Settings:
-    """The settings with the length that the model reads, by default its own; UsageError if passages do not fit."""
+    """Return the settings with the length that the model reads; UsageError if passages do not fit into it."""
     length = max_length or (_UNKNOWN_LENGTH if model.max_length >= UNLIMITED else model.max_length)
     check_length(model, length)
     plan = settings.plan
@@ -193,8 +182,7 @@ def check_stride_fits(settings: Settings) -> None:
 def with_choices(
     settings: Settings, choice: Mapping[str, Any], options: ServeOptions, indexes: tuple[str, ...]
 ) -> Settings:
-    """Return the settings with the choices of a request; UsageError if the operator does not allow one, there is no
-    such index, or it has no effect or does not go with the others."""
+    """Return the settings with a request's choices; UsageError if one is not allowed, unknown, or without effect."""
     for name in choice:
         if name not in options.allow:
             allowed = ", ".join(name for name in options.allow if name != "none") or "none"
@@ -218,7 +206,7 @@ def with_choices(
 
 
 def _changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """The settings with these choices; a part keeps the operator's keys where a request names the same part."""
+    """Return the settings with these choices; a part keeps the operator's keys where a request names the same part."""
     retrieval, reading = settings.retrieval, settings.reading
     before = part_texts(retrieval, reading)
     for name in CATALOGUES.keys() & values.keys():
@@ -241,9 +229,9 @@ def _check_public(name: str, text: str, operators: str) -> None:
     part = catalogue.name_of(text)
     if ":" in part:
         raise UsageError(f"`{name}` {text!r} is a class, which only the operator can choose.")
-    known = keys_of(catalogue.records[part]) if part in catalogue.records else {}
+    keys = keys_of(catalogue.records[part]) if part in catalogue.records else {}
     for key in catalogue.written_keys(text):
-        if key in known and known[key].option.private:
+        if key in keys and keys[key].option.private:
             raise UsageError(f"`{name}`: only the operator can choose the key {key!r}.")
     if part == "predictive" and catalogue.name_of(operators) != part:
         raise UsageError('`rerank="predictive"` needs a cross-encoder, and this server has none.')

@@ -29,8 +29,7 @@ _BACKLOG: Final = 2048
 _UNREAD_SECONDS: Final = 60
 """Seconds after which the system ends the connection of a client that reads nothing of its answer."""
 _KEEP_ALIVE_SECONDS: Final = 75
-"""Seconds for which an idle connection is kept: longer than clients and proxies keep theirs (httpx 5, aiohttp 15, nginx
-60), or a request would meet a connection that is just being closed."""
+"""Seconds for which an idle connection is kept: longer than by clients and proxies (httpx 5, aiohttp 15, nginx 60)."""
 _FOLLOW_SECONDS: Final = 5
 """Between two looks at the folders of indexes with `follow`."""
 _REQUESTS_SHARE: Final = 0.9

@@ -47,24 +47,23 @@ class ServedPrompt:
     """A prompt: its tokens (int64, N) as the client counts them, and its text if it was given as text."""
 
     tokens: IntArray
-    given: str | None
+    sent_text: str | None
     tokenizer: Tokenizer
 
     @cached_property
     def text(self) -> str:
         """The text."""
-        return self.tokenizer.decode(self.tokens) if self.given is None else self.given
+        return self.tokenizer.decode(self.tokens) if self.sent_text is None else self.sent_text
 
     def settings(self, settings: Settings) -> Settings:
-        """The settings for this prompt: token ids without an index are read as they are, without a BOS."""
-        if self.given is None and settings.index is None:
+        """Return the settings for this prompt: token ids without an index are read as they are, without a BOS."""
+        if self.sent_text is None and settings.index is None:
             return replace(settings, plan=replace(settings.plan, bos="never"))
         return settings
 
     def beginning(self, settings: Settings) -> int:
-        """Return the number of leading special tokens: with an index, token ids may begin with those that the tokenizer
-        puts first, or with one BOS or end-of-text token."""
-        if self.given is not None or settings.index is None:
+        """Return the number of leading special tokens, which token ids with an index may have."""
+        if self.sent_text is not None or settings.index is None:
             return 0
         first = first_tokens(self.tokenizer, settings.plan.bos)
         if len(first) and np.array_equal(self.tokens[: len(first)], first):
@@ -74,7 +73,7 @@ class ServedPrompt:
 
 
 def most_bytes(tokens: int) -> int:
-    """The maximum number of bytes of a text of so many tokens."""
+    """Return the maximum number of bytes of a text of so many tokens."""
     return tokens * _LONGEST_TOKEN
 
 
@@ -90,23 +89,23 @@ def check_size(texts: Iterable[str], most: int, param: str) -> None:
         )
 
 
-def read_prompt(given: str | Sequence[int], model: SharedModel, most: int) -> ServedPrompt:
-    """The prompt that a request gives; RequestError if it is empty, unknown to the model, or too long to tokenise."""
-    if isinstance(given, str):
-        check_size([given], most, "prompt")
-        tokens = model.tokenizer.encode(given)
+def read_prompt(prompt: str | Sequence[int], model: SharedModel, most: int) -> ServedPrompt:
+    """Return the prompt of a request; RequestError if it is empty, unknown to the model, or too long to tokenise."""
+    if isinstance(prompt, str):
+        check_size([prompt], most, "prompt")
+        tokens = model.tokenizer.encode(prompt)
     else:
         vocabulary = model.vocabulary or _MOST_IDS
-        for token in given:
+        for token in prompt:
             if not 0 <= token < vocabulary:
                 shown = f"{token:,}" if abs(token) < _LONG else "of more than 18 digits"
                 raise errors.RequestError(
                     f"`prompt` has the token {shown}, and the model knows 0 to {vocabulary - 1:,}.", param="prompt"
                 )
-        tokens = np.array(given, dtype=np.int64)
+        tokens = np.array(prompt, dtype=np.int64)
     if len(tokens) == 0:
         raise errors.RequestError("`prompt` is empty: give at least one word or token.", param="prompt")
-    return ServedPrompt(tokens, given if isinstance(given, str) else None, model.tokenizer)
+    return ServedPrompt(tokens, prompt if isinstance(prompt, str) else None, model.tokenizer)
 
 
 def check_room(prompt: ServedPrompt, new_tokens: int, most: int) -> None:
@@ -138,9 +137,11 @@ def score_prompt(
     top_logprobs: int = 0,
     gain: bool = False,
 ) -> list[GeneratedText]:
-    """Score every token of a prompt after its leading special tokens as `evaluate_text` does, with `top_logprobs` top
-    ones; return the text with its tokens. Raises RequestError if the model cannot return them, and what `evaluate_text`
-    raises."""
+    """Return the text of a prompt with a scored token for each token after its leading special ones.
+
+    They are scored as by `evaluate_text`, with `top_logprobs` top ones. Raises RequestError if the model cannot return
+    these.
+    """
     scorer = Scorer(model, progress=False)
     reads.parts.require_average("`echo` with `logprobs`")
     check_plan(scorer, options)
@@ -169,9 +170,9 @@ def score_prompt(
 
 
 def _spans(prompt: ServedPrompt) -> IntArray:
-    """The first and one past the last character of each token in the text of the prompt (int64, N x 2)."""
-    if prompt.given is not None:
-        return full_tokenizer(prompt.tokenizer).encode_with_spans(prompt.given)[1]
+    """Return the first and one past the last character of each token in the text of the prompt (int64, N x 2)."""
+    if prompt.sent_text is not None:
+        return full_tokenizer(prompt.tokenizer).encode_with_spans(prompt.sent_text)[1]
     pieces, spans, at = StoppedText(_NO_TOKENS, prompt.tokenizer), list[tuple[int, int]](), 0
     tokens = [GeneratedToken(token, 0.0, _NO_PASSAGES, _WHOLE_SHARE) for token in prompt.tokens.tolist()]
     for piece in [piece for token in tokens for piece in pieces.add(token)] + pieces.rest():
@@ -181,9 +182,9 @@ def _spans(prompt: ServedPrompt) -> IntArray:
 
 
 def _prepare(prompt: ServedPrompt, tokens: IntArray, options: plan.PlanOptions) -> PreparedText:
-    """The text of a prompt with its plan."""
-    if prompt.given is not None:
-        return prepare_text(prompt.given, prompt.tokenizer, options)
+    """Return the text of a prompt with its plan."""
+    if prompt.sent_text is not None:
+        return prepare_text(prompt.sent_text, prompt.tokenizer, options)
     text = replace(prompt, tokens=tokens)
     return PreparedText(
         [text.text], np.zeros(1, dtype=np.int64), tokens, _spans(text), plan.make_plan(len(tokens), options)
@@ -193,7 +194,7 @@ def _prepare(prompt: ServedPrompt, tokens: IntArray, options: plan.PlanOptions) 
 def _targets(
     prepared: PreparedText, model: SharedModel, scorer: Scorer, reads: indexes.ReadConfig, top_logprobs: int
 ) -> Iterator[tuple[int, ScoredToken]]:
-    """Score the targets of a text as `score_text` does, with the top log-probabilities of each; yield their places."""
+    """Yield the targets of a text with their places, scored as by `score_text`, with the top log-probabilities."""
     text_plan, parts, hits = prepared.plan, reads.parts, None
     if reads.source is not None:
         hits, _ = reads.source.find(prepared, model.tokenizer, parts.hits)
@@ -229,8 +230,10 @@ def _targets(
 def _read(
     requests: Sequence[tuple[Request, int]], model: SharedModel, scorer: Scorer, top_logprobs: int
 ) -> list[tuple[FloatArray, FloatArray]]:
-    """Return the scores of each request, and the distributions (float32, T x V) at its last T targets; without
-    `top_logprobs` these are empty. RequestError if the model has no distributions."""
+    """Return the scores of each request, and the distributions (float32, T x V) at its last T targets.
+
+    Without `top_logprobs` these are empty. RequestError if the model has no distributions.
+    """
     if not top_logprobs:
         scores = scorer.log_probs([request for request, _ in requests])
         empty = [np.zeros((last, 0), dtype=np.float32) for _, last in requests]
@@ -246,16 +249,16 @@ def _read(
     named = {number.to_bytes(4, "big"): request for number, (request, _) in enumerate(requests)}
     merged = merge_requests(named, prefixes=model.merges_prefixes)
     merged.sort(key=lambda pair: -len(pair[0]))
-    found: dict[bytes, tuple[FloatArray, FloatArray]] = {}
+    results: dict[bytes, tuple[FloatArray, FloatArray]] = {}
     read = distributions([sequence for sequence, _ in merged])
     for (sequence, keys), log_probs_PV in zip(merged, read, strict=True):
         for key in keys:
             request, last = requests[int.from_bytes(key, "big")]
             first = np.searchsorted(sequence.targets_P, len(request) - len(request.targets))
             log_probs_NV = log_probs_PV[first : first + len(request.targets)]
-            own_N = log_probs_NV[np.arange(len(request.targets)), request.targets]
-            found[key] = own_N, log_probs_NV[-last:].copy()  # a view would keep the distributions of the evidence
-    return [found[key] for key in named]
+            target_N = log_probs_NV[np.arange(len(request.targets)), request.targets]
+            results[key] = target_N, log_probs_NV[-last:].copy()  # a view would keep the distributions of the evidence
+    return [results[key] for key in named]
 
 
 def _top(log_probs_V: FloatArray, count: int) -> _TopLogprobs:

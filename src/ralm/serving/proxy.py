@@ -41,8 +41,7 @@ _MAX_EVENT: Final = 16 << 20  # bytes of a server-sent event
 
 
 class ProxyService(state.ModelService):
-    """The model of another server, to which requests are passed on with passages of indexes in one context. UsageError
-    if the settings ask for an ensemble or a reranker."""
+    """The model of another server, to which requests go with passages in one context; UsageError for an ensemble."""
 
     routers = (_ROUTER,)
     may_choose = options.PASSED_ON
@@ -79,7 +78,7 @@ class ProxyService(state.ModelService):
             raise state.choice_error(error, choice) from None
 
     def rewrites(self, choice: Mapping[str, Any]) -> bool:
-        """Whether the model writes the query of a chat with these choices."""
+        """Return whether the model writes the query of a chat with these choices."""
         return self.options.query == "rewrite" and bool(choice.get("index", self.settings.index))
 
     def checked(self, body: RequestBody) -> Mapping[str, Any]:
@@ -266,8 +265,7 @@ class _Exchange:
 
 
 def _rewritten(content: bytes) -> dict[str, JsonValue]:
-    """Return the query that the model wrote, its last line, and what writing it took; a query of None if it wrote
-    none."""
+    """Return the query that the model wrote, its last line, None if it is empty, and the usage of writing it."""
     try:
         answer = json.loads(content)
         lines = message_text(answer["choices"][0]["message"]["content"]).split("\n")
@@ -282,29 +280,29 @@ def _search(
 ) -> tuple[indexes.ReadConfig, Sequence[Sequence[Passage]]]:
     """Return how passages are found, and those for the beginning of each text in the order in which they are read."""
     reads, most = service.reads(choice), service.options.limits.text_bytes
-    found: list[Sequence[Passage]] = [()] * len(texts)
+    passages: list[Sequence[Passage]] = [()] * len(texts)
     asked = [place for place, text in enumerate(texts) if text[:most].strip()]
     if reads.source is None or not asked:
-        return reads, found
+        return reads, passages
     reader = reads.settings.reading.chosen_reader
     hits = reads.source.search([texts[place][:most] for place in asked], reader.hits)
     for row, place in enumerate(asked):
         numbers = tuple(number for number, _ in hits.of(row))
-        entry.found(reads.settings.index, [reads.passages[number] for number in numbers])
+        entry.add_passages(reads.settings.index, [reads.passages[number] for number in numbers])
         if isinstance(reader, Concatenation):
             numbers = reader.in_order(numbers)
-        found[place] = [reads.passages[number] for number in numbers]
-    return reads, found
+        passages[place] = [reads.passages[number] for number in numbers]
+    return reads, passages
 
 
 def _fields(
     reads: indexes.ReadConfig,
-    found: Sequence[Sequence[Passage]],
+    retrieved: Sequence[Sequence[Passage]],
     written: Mapping[str, JsonValue],
     address: Callable[[Passage], str],
 ) -> answers.ResponseJson:
     """Return the fields of a response about its passages."""
-    passages = [passage for text in found for passage in text]
+    passages = [passage for passages in retrieved for passage in passages]
     config: answers.ResponseJson = {"index": reads.settings.index, "retriever": reads.settings.retrieval.retriever}
     return {
         "ralm": {**config, **written, "passages": [answers.passage_json(passage) for passage in passages]},
@@ -316,22 +314,22 @@ class EventBuffer:
     """The beginning of an event that has not come whole."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._buffer = bytearray()
 
     @property
     def rest(self) -> bytes:
         """What came after the last whole event."""
-        return bytes(self._held)
+        return bytes(self._buffer)
 
     def add(self, part: bytes) -> list[bytes]:
         """Return the events that a part makes whole; ServerError if one is too long."""
-        begin, place, events = 0, max(0, len(self._held) - 3), list[bytes]()  # an end may have begun before the part
-        self._held += part
-        while (end := _END_OF_EVENT.search(self._held, place)) is not None:
-            events.append(bytes(self._held[begin : end.end()]))
+        begin, place, events = 0, max(0, len(self._buffer) - 3), list[bytes]()  # an end may have begun before the part
+        self._buffer += part
+        while (end := _END_OF_EVENT.search(self._buffer, place)) is not None:
+            events.append(bytes(self._buffer[begin : end.end()]))
             begin = place = end.end()
-        del self._held[:begin]
-        if len(self._held) > _MAX_EVENT:
+        del self._buffer[:begin]
+        if len(self._buffer) > _MAX_EVENT:
             raise ServerError(f"the server of the model sent an event of more than {_MAX_EVENT:,} bytes.", 200)
         return events
 

@@ -49,7 +49,7 @@ _VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue] | None]]] 
 
 
 def _fault(name: str, message: str) -> PydanticCustomError:
-    """The error of a field, in an object that is not validated yet."""
+    """Return the error of a field, in an object that is not validated yet."""
     return PydanticCustomError(NAMED_FIELD, "{message}", {"name": name, "message": message})
 
 
@@ -64,9 +64,7 @@ class Body(BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _checked(cls, value: Any) -> Any:
-        """The value without fields that change nothing, or that are null as if they were left out, unless null is a
-        value of theirs. RequestError if it cannot be encoded as JSON, PydanticCustomError for a field that
-        is unknown or would change the answer."""
+        """Return the value without fields that change nothing or are null; an error for other unknown fields."""
         if not isinstance(value, dict):
             return value  # pydantic reports the type
         try:
@@ -154,27 +152,26 @@ class TextRequest(ChoosingRequest):
     user: str | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """The values of `Sampling` and the stop strings, by name, with a random seed by default; RequestError if a
-        value is wrong."""
+        """Return the values of `Sampling` and the stop strings, by name; RequestError if one is wrong."""
         if self.seed is not None and abs(self.seed) > MAX_SEED:
             raise RequestError("`seed` must be a whole number of 64 bits.", param="seed")
-        given: dict[str, Any] = {
+        sampling: dict[str, Any] = {
             "temperature": float(self.temperature),
             "top_k": None if self.top_k in (-1, 0) else self.top_k,
             "top_p": float(self.top_p),
             "seed": randbits(63) if self.seed is None else self.seed % (MAX_SEED + 1),
         }
         try:
-            Sampling(**given)
+            Sampling(**sampling)
         except UsageError as error:
-            param = next((name for name in given if f"`{name}`" in str(error)), None)
+            param = next((name for name in sampling if f"`{name}`" in str(error)), None)
             raise RequestError(str(error), param=param) from None
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if "" in stop:
             raise RequestError("`stop` must not contain an empty text.", param="stop")
         if len(stop) > _MAX_STOPS:
             raise RequestError(f"`stop` has {len(stop):,} texts; the maximum is {_MAX_STOPS}.", param="stop")
-        return {**given, "stop": stop}
+        return {**sampling, "stop": stop}
 
 
 def _check(name: str, value: int, least: int, most: int | None) -> None:
@@ -184,21 +181,21 @@ def _check(name: str, value: int, least: int, most: int | None) -> None:
         raise RequestError(f"`{name}` must be from {least} to {most:,}.", param=name)
 
 
-def _texts(given: Any) -> list[Any]:
-    """A list of texts, or of lists of token ids."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        if _are_ids(given):
-            return [given]
-        if all(isinstance(one, str) for one in given) or all(isinstance(one, list) and _are_ids(one) for one in given):
-            return given
+def _texts(prompt: Any) -> list[Any]:
+    """Return a list of texts, or of lists of token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if _are_ids(prompt):
+            return [prompt]
+        if all(isinstance(text, str) for text in prompt) or all(map(_are_ids, prompt)):
+            return prompt
     message = "must be text, a list of texts, a list of token ids, or a list of such lists, none empty"
     raise PydanticCustomError(FIELD, message)
 
 
-def _are_ids(given: list[Any]) -> bool:
-    return len(given) > 0 and all(type(one) is int for one in given)
+def _are_ids(tokens: Any) -> bool:
+    return isinstance(tokens, list) and len(tokens) > 0 and all(type(token) is int for token in tokens)
 
 
 Texts: TypeAlias = Annotated[
@@ -240,21 +237,21 @@ class CompletionRequest(TextRequest):
             )
 
 
-def _parts(given: Any) -> Any:
-    """The content of a message as a list of parts."""
-    if given is None or isinstance(given, str):
-        return [{"type": "text", "text": given or ""}]
-    if not isinstance(given, list):
+def _parts(content: Any) -> Any:
+    """Return the content of a message as a list of parts."""
+    if content is None or isinstance(content, str):
+        return [{"type": "text", "text": content or ""}]
+    if not isinstance(content, list):
         raise PydanticCustomError(FIELD, "must be text or a list of parts")
-    return given
+    return content
 
 
-def _text_of_part(given: Any) -> Any:
-    kind = given.get("type") if isinstance(given, dict) else None
+def _text_of_part(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
     if kind != "text":
-        found = f"of the type {kind}" if isinstance(kind, str) else "of no type"
-        raise PydanticCustomError(FIELD, "is {found}; only text is supported", {"found": found[:60]})
-    return given.get("text")
+        fault = f"of the type {kind}" if isinstance(kind, str) else "of no type"
+        raise PydanticCustomError(FIELD, "is {fault}; only text is supported", {"fault": fault[:60]})
+    return part.get("text")
 
 
 _PART_SCHEMA: Final = {
@@ -288,7 +285,7 @@ class MessageBody(Body, extra="allow"):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _of_no_tool(cls, value: Any) -> Any:
-        """The same value; PydanticCustomError for the answer of a tool."""
+        """Return the same value; PydanticCustomError for the answer of a tool."""
         if isinstance(value, dict) and value.get("role") in ("tool", "function"):
             raise PydanticCustomError(FIELD, "is the answer of a tool, and tools are not supported")
         return value

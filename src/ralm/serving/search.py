@@ -44,11 +44,12 @@ async def search_index(
     retriever: RetrieverChoice = None,
     where: Where = None,
 ) -> Response:
-    """The passages of an index that best match a query."""
+    """Find the passages of an index that best match a query."""
 
     def answer() -> Response:
-        found = search(audit.entry_of(request), service, [q], k, chosen(index, retriever), wanted=read_filter(where))
-        return jobs.json_response({"query": q, "index": found.index, "hits": hits_as_json(found.of(0))})
+        entry, choice = audit.entry_of(request), chosen(index, retriever)
+        hits = search(entry, service, [q], k, choice, where=read_filter(where))
+        return jobs.json_response({"query": q, "index": hits.index, "hits": hits_as_json(hits.of(0))})
 
     return await jobs.respond_in_thread(request, answer)
 
@@ -70,49 +71,35 @@ async def retrieve(
     retriever: RetrieverChoice = None,
     where: Where = None,
 ) -> Response:
-    """The passages for each of many queries. An empty query finds nothing: one of a batch must not fail the others."""
+    """Find the passages for each of many queries. An empty query finds nothing: one in a batch must not fail others."""
 
     def answer() -> Response:
         _check_queries(body.queries, body.topk, service.options.limits.queries)
-        found = search(
-            audit.entry_of(request),
-            service,
-            body.queries,
-            body.topk,
-            chosen(index, retriever),
-            "topk",
-            read_filter(where),
-        )
+        entry, choice = audit.entry_of(request), chosen(index, retriever)
+        found_passages = search(entry, service, body.queries, body.topk, choice, "topk", read_filter(where))
+        hits = found_passages.hits
         documents: dict[int, JsonValue] = {}  # queries of one batch find many passages together
-        for number in {*found.hits.numbers_QK.ravel().tolist()} - {NO_PASSAGE}:
-            one = found.passages[number]
-            document: dict[str, JsonValue] = {"id": one.document_id, "contents": f'"{one.title}"\n{one.text}'}
-            documents[number] = {**document, "metadata": {**one.metadata}} if one.metadata else document
+        for number in {*hits.numbers_QK.ravel().tolist()} - {NO_PASSAGE}:
+            hit = found_passages.passages[number]
+            document: dict[str, JsonValue] = {"id": hit.document_id, "contents": f'"{hit.title}"\n{hit.text}'}
+            documents[number] = {**document, "metadata": {**hit.metadata}} if hit.metadata else document
         result: list[JsonValue] = []
         for row in range(len(body.queries)):
-            pairs = [(documents[number], score) for number, score in found.hits.of(row)]
-            with_scores: list[JsonValue] = [{"document": document, "score": score} for document, score in pairs]
-            result.append(with_scores if body.return_scores else [document for document, _ in pairs])
-        return jobs.json_response({"result": result, "fingerprint": _fingerprint(service, found.index)})
+            pairs = [(documents[number], score) for number, score in hits.of(row)]
+            if body.return_scores:
+                result.append([{"document": document, "score": score} for document, score in pairs])
+            else:
+                result.append([document for document, _ in pairs])
+        return jobs.json_response({"result": result, "fingerprint": _fingerprint(service, found_passages.index)})
 
     return await jobs.respond_in_thread(request, answer)
 
 
 def _fingerprint(service: state.SearchService, name: str) -> str:
-    """The hash of what decides the passages of an index: its content, its vectors, and how the operator searches it."""
+    """Return the hash of what decides the passages of an index: its content, vectors and the operator's settings."""
     index = service.indexes.index(name)
     decisive = f"{index.fingerprint} {to_json(index.vectors)} {service.settings.retrieval}"
     return hashlib.sha256(decisive.encode()).hexdigest()
-
-
-def _retrieved(
-    found: state.FoundPassages, row: int, documents: dict[int, JsonValue], body: RetrieveRequest
-) -> JsonValue:
-    """The passages of a query, which are among `documents`."""
-    hits = found.hits.of(row)
-    if not body.return_scores:
-        return [documents[number] for number, _ in hits]
-    return [{"document": documents[number], "score": score} for number, score in hits]
 
 
 @router.get("/passages/{index}")
@@ -123,17 +110,17 @@ async def passage(
     document: Annotated[str, Query(description="The id of a document.")],
     text: Annotated[str, Query(description="The hash of the text of its passage.")],
 ) -> Response:
-    """A passage of a document by the hash of its text; a page for browsers, else JSON."""
+    """Return a passage of a document by the hash of its text; a page for browsers, else JSON."""
 
     def answer() -> Response:
         if index in service.indexes.names:
             opened = service.indexes.index(index)
             for row in np.flatnonzero(opened.columns.matching("id", "in", [document])).tolist():
-                if text_sources.text_key(found := opened.passages[row]) == text:
-                    audit.entry_of(request).found(index, [found])
+                if text_sources.text_key(match := opened.passages[row]) == text:
+                    audit.entry_of(request).add_passages(index, [match])
                     if "text/html" in request.headers.get("accept", ""):
-                        return _page(found, str(request.url))
-                    return jobs.json_response(answers.passage_json(found))
+                        return _page(match, str(request.url))
+                    return jobs.json_response(answers.passage_json(match))
         raise errors.RequestError(
             f"there is no such passage of a document {document!r} in an index {index!r} here; its text may have "
             "changed.",
@@ -144,7 +131,7 @@ async def passage(
 
 
 def _page(passage: Passage, address: str) -> HTMLResponse:
-    """A passage as a page, which loads and runs nothing."""
+    """Return a passage as a page, which loads and runs nothing."""
     form = files("ralm.serving").joinpath("passage.html").read_text(encoding="utf-8")
     shown = [text_sources.name_of(passage), passage.place, passage.text, text_sources.web_address(passage) or address]
     title, place, text, url = map(html.escape, shown)
@@ -154,13 +141,13 @@ def _page(passage: Passage, address: str) -> HTMLResponse:
 
 
 def chosen(index: str | None, retriever: str | None) -> dict[str, str]:
-    """The choices of a search that are given."""
-    given = {"index": index, "retriever": retriever}
-    return {name: value for name, value in given.items() if value is not None}
+    """Return the choices of a search, without those that are None."""
+    choice = {"index": index, "retriever": retriever}
+    return {name: value for name, value in choice.items() if value is not None}
 
 
 def read_filter(where: str | None, param: str = "where") -> Filter | None:
-    """The filter of an expression, None without one; RequestError if it cannot be read, or is too long."""
+    """Return the filter of an expression, None without one; RequestError if it cannot be read, or is too long."""
     errors.check_bytes([where or ""], _FILTER_BYTES, param)
     try:
         return None if where is None else parse_filter(where)
@@ -188,12 +175,12 @@ def search(
     k: int,
     choice: dict[str, Any],
     param: str = "k",
-    wanted: Filter | None = None,
+    where: Filter | None = None,
 ) -> state.FoundPassages:
-    """As `SearchService.found`; passages are noted for the audit log."""
+    """Find passages as `SearchService.find`; they are noted for the audit log."""
     entry.prompts = [*queries]
-    found = service.found(queries, k, choice, param, wanted)
+    hits = service.find(queries, k, choice, param, where)
     if service.audit is not None:
         for row in range(len(queries)):
-            entry.found(found.index, [passage for passage, _ in found.of(row)])
-    return found
+            entry.add_passages(hits.index, [passage for passage, _ in hits.of(row)])
+    return hits

@@ -53,14 +53,14 @@ async def _on_error(_: Request, error: Exception) -> Response:
 
 @_ROUTER.get("/health")
 async def health(service: jobs.Searched) -> dict[str, JsonValue]:
-    """The state of the server; 503 if its model has failed."""
+    """Return the state of the server; 503 if its model has failed."""
     service.check_health()
     return {"status": "ok", "version": __version__}
 
 
 @_ROUTER.get("/ready")
 async def ready(request: Request, service: jobs.Searched) -> dict[str, JsonValue]:
-    """Whether requests can be answered: 503 too if the server of the model does not answer."""
+    """Return whether requests can be answered: 503 too if the server of the model does not answer."""
     upstream = request.app.state.upstream
     if upstream is not None and not await upstream.is_reachable():
         raise errors.RequestError("the server of the language model does not answer.", status=503)
@@ -69,7 +69,7 @@ async def ready(request: Request, service: jobs.Searched) -> dict[str, JsonValue
 
 @_ROUTER.get("/metrics")
 async def metrics(service: jobs.Searched) -> Response:
-    """Metrics for Prometheus."""
+    """Return the metrics for Prometheus."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -83,7 +83,7 @@ async def reload(service: jobs.Searched) -> dict[str, JsonValue]:
 
 @cache
 def _page(*, has_key: bool) -> HTMLResponse:
-    """The page, with a policy that lets a browser run and load nothing else."""
+    """Return the page, with a policy that lets a browser run and load nothing else."""
     html = render_page("ralm.serving", "page.html", "ralm", {"has_key": has_key})
     policy = (
         f"default-src 'none'; script-src {_digest('script', html)}; style-src {_digest('style', html)}; "
@@ -99,7 +99,7 @@ def _page(*, has_key: bool) -> HTMLResponse:
 
 
 def _digest(tag: str, html: str) -> str:
-    """The digest, in a policy, of the one element with this name and no attributes."""
+    """Return the digest, in a policy, of the one element with this name and no attributes."""
     [inside] = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     return f"'sha256-{b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 
@@ -128,13 +128,13 @@ def _models(service: ModelService) -> dict[str, JsonValue]:
 
 @_MODEL_ROUTER.get("/", include_in_schema=False)
 async def root(service: _Modelled) -> HTMLResponse:
-    """The page."""
+    """Return the page."""
     return _page(has_key=service.key is not None)
 
 
 @_MODEL_ROUTER.get("/choices")
 async def list_choices(service: _Modelled) -> dict[str, JsonValue]:
-    """The model, its default settings, and the choices of requests."""
+    """Return the model, its default settings, and the choices of requests."""
     index = service.settings.index
     choices = [name for name in service.options.allow if name in service.may_choose]
     return {
@@ -147,7 +147,7 @@ async def list_choices(service: _Modelled) -> dict[str, JsonValue]:
 
 
 def _values(name: str, service: ModelService) -> JsonValue:
-    """The possible values of a choice, or its bounds; empty if there is no restriction."""
+    """Return the possible values of a choice, or its bounds; empty if there is no restriction."""
     if name == "index":
         return {"values": [*service.indexes.names]}
     declared = options.choices().get(name)
@@ -166,7 +166,7 @@ def _values(name: str, service: ModelService) -> JsonValue:
 
 
 def make_app(service: SearchService) -> FastAPI:
-    """The ASGI application of a service."""
+    """Return the ASGI application of a service."""
     limits, metrics = service.options.limits, service.metrics
 
     @asynccontextmanager

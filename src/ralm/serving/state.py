@@ -28,14 +28,13 @@ class FoundPassages:
     hits: Hits
 
     def of(self, query: int) -> list[tuple[Passage, float]]:
-        """Those of one query."""
+        """Return the passages of a query, with their scores."""
         return [(self.passages[number], score) for number, score in self.hits.of(query)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
-    """What is served and to whom: indexes in `folders` by name, the first by default, searched and read as `settings`
-    say, for clients with the `key`, if there is one; `audit` gets a line for each request."""
+    """What is served: indexes in `folders` by name, the first by default; `audit` gets a line for each request."""
 
     options: ServeOptions
     settings: Settings
@@ -45,10 +44,10 @@ class Served:
 
 
 class SearchService:
-    """Indexes that requests search. `routers` have the routes besides those of every server, and `open_upstream`
-    connects to the server that requests are passed on to, if there is one."""
+    """Indexes that requests search; `open_upstream` connects to the server of the model, if there is one."""
 
     routers: Sequence[APIRouter] = ()
+    """The routes besides those of every server."""
     open_upstream: Callable[[], Any] | None = None
 
     def __init__(self, served: Served) -> None:
@@ -64,7 +63,7 @@ class SearchService:
     def warm_up(self) -> None:
         """Search once, if there is an index, so that the first request does not wait for opening and compiling."""
         if self.indexes.names:
-            self.found(["The first request must not wait."], 1, {})
+            self.find(["The first request must not wait."], 1, {})
 
     def check_health(self) -> None:
         """Raise RequestError if the server cannot answer any more."""
@@ -72,11 +71,10 @@ class SearchService:
     def close(self) -> None:
         """End what runs in the background."""
 
-    def found(
-        self, queries: Sequence[str], k: int, choice: Mapping[str, Any], param: str = "k", wanted: Filter | None = None
+    def find(
+        self, queries: Sequence[str], k: int, choice: Mapping[str, Any], param: str = "k", where: Filter | None = None
     ) -> FoundPassages:
-        """Find the k best passages for each query that pass `wanted`; RequestError if k (called `param`) is out of
-        range, a query is too long, there is no index, or a `choice` of index or retriever is not possible."""
+        """Find the k best passages for each query; RequestError if k (called `param`), a query or a choice is wrong."""
         errors.check_bytes([max(queries, key=len, default="")], self.options.limits.text_bytes, "query")
         most = self.options.limits.documents
         if not 1 <= k <= most:
@@ -84,18 +82,18 @@ class SearchService:
         if not self.indexes.names:
             raise errors.RequestError("no index is served here, so that there is nothing to search.", status=404)
         settings = self._chosen(choice)
-        source = self._source(settings, wanted)
+        source = self._source(settings, where)
         assert settings.index is not None
         hits = source.search(queries, k)
         return FoundPassages(settings.index, source.passages, hits)
 
     def can_search(self, retriever: str) -> bool:
-        """Whether every index was built for a retriever."""
+        """Return whether every index was built for a retriever."""
         options = replace(self.settings.retrieval, retriever=retriever)
         return all(self._lacking(name, options) is None for name in self.indexes.names)
 
     def _chosen(self, choice: Mapping[str, Any]) -> Settings:
-        """The settings with the choices of a request; RequestError if one is not possible."""
+        """Return the settings with the choices of a request; RequestError if one is not possible."""
         if not choice:
             return self.settings
         try:
@@ -103,7 +101,7 @@ class SearchService:
         except UsageError as error:
             raise choice_error(error, choice) from None
 
-    def _source(self, settings: Settings, wanted: Filter | None = None) -> FromRetriever:
+    def _source(self, settings: Settings, where: Filter | None = None) -> FromRetriever:
         """Return the passages of an index with their retriever; RequestError if the index was not built for it."""
         assert settings.index is not None
         lacking = self._lacking(settings.index, settings.retrieval)
@@ -113,12 +111,12 @@ class SearchService:
                 "searches: choose another one.",
                 param="ralm.retriever",
             )
-        if wanted is not None:
-            return self.indexes.filtered(settings.index, settings.retrieval, wanted)
+        if where is not None:
+            return self.indexes.filtered(settings.index, settings.retrieval, where)
         return self.indexes.source(settings.index, settings.retrieval)
 
     def _lacking(self, name: str, options: RetrieverOptions) -> str | None:
-        """The part that an index lacks for these options; None if it has all."""
+        """Return the part that an index lacks for these options; None if it has all."""
         index = self.indexes.index(name)
         if options.name in ("bm25", "hybrid") and index.bm25_options is None:
             return "words"
@@ -126,10 +124,10 @@ class SearchService:
 
 
 class ModelService(SearchService, ABC):
-    """Indexes and a model, which is called `name` unless the options say otherwise; with an index it is NAME:INDEX, and
-    without any NAME:plain. `may_choose` are the choices that requests may have."""
+    """Indexes and a model, called `name` by default; with an index it is NAME:INDEX, without any NAME:plain."""
 
     may_choose: Sequence[str]
+    """The choices that requests may have."""
 
     def __init__(self, name: str, served: Served) -> None:
         super().__init__(served)
@@ -154,8 +152,7 @@ class ModelService(SearchService, ABC):
             raise errors.RequestError(message, param="model", code="model_not_found", status=404)
 
     def chosen(self, request: requests.ChoosingRequest) -> dict[str, Any]:
-        """Return the choices of a request by the name of the model and in its field `ralm`, which must not contradict
-        it."""
+        """Return the choices of a request by the name of the model and in its field `ralm`, which must agree."""
         self.check_model(request.model)
         choice = request.chosen
         errors.check_bytes([choice.get("query", "")], self.options.limits.text_bytes, "ralm.query")
@@ -175,7 +172,7 @@ class ModelService(SearchService, ABC):
 
 
 def choice_error(error: UsageError, choice: Mapping[str, Any]) -> errors.RequestError:
-    """The error of a choice that is not possible, with the field that its message names first."""
+    """Return the error of a choice that is not possible, with the field that its message names first."""
     message = str(error)
     named = [name for name in choice if f"`{name}" in message]
     first = min(named, key=lambda name: message.find(f"`{name}"), default=None)

@@ -22,8 +22,10 @@ _WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
 
 @dataclass(slots=True, eq=False)
 class TextSources:
-    """Adds sources to the choices of an answer to the texts `asked`, each with its passages and `times` choices, whose
-    texts are in `answers`; with `as_text` also behind them. Looking for quotes in a long text takes a while."""
+    """Adds sources to the answer to the texts `asked`, each with its passages and `times` choices.
+
+    The texts of the choices are in `answers`; with `as_text` the sources stand also behind them.
+    """
 
     asked: Sequence[tuple[Sequence[Passage], str]]
     fields: Callable[[], Mapping[str, Any]]
@@ -34,7 +36,7 @@ class TextSources:
     as_text: bool
 
     def ends(self, event: _Value) -> bool:
-        """Whether an event of a stream ends a choice, and so gets sources."""
+        """Return whether an event of a stream ends a choice, and so gets sources."""
         return any(choice.get("finish_reason") for choice in choices_of(event))
 
     def added(self, value: _Value, *, whole: bool) -> _Value:
@@ -53,20 +55,20 @@ class TextSources:
         return {**fields, "ralm": {**fields.get("ralm", {}), "choices": listed}, **value, "choices": choices}
 
     def _sources(self, number: int, text: str) -> list[AnswerSource]:
-        """The sources of a choice."""
+        """Return the sources of a choice."""
         if not (self.asked and text):
             return []
-        passages, own = self.asked[min(number // max(1, self.times), len(self.asked) - 1)]
+        passages, asked = self.asked[min(number // max(1, self.times), len(self.asked) - 1)]
         if self.prompt is not None:
-            own = str(self.prompt.same_words(several=len(passages) > 1).text(own, ()))
+            asked = str(self.prompt.same_words(several=len(passages) > 1).text(asked, ()))
         numbered = self.prompt is not None and self.prompt.numbers_passages
-        return AnswerSource.of_text(text, passages, own, numbered=numbered)
+        return AnswerSource.of_text(text, passages, asked, numbered=numbered)
 
     def _annotated(self, message: dict[str, Any], sources: Sequence[AnswerSource]) -> _Value:
-        """A message, or the last part of one, with annotations and perhaps the sources behind its text."""
+        """Return a message, or the last part of one, with annotations and perhaps the sources behind its text."""
         annotated = {**message}
-        if found := annotations(sources, self.address):
-            annotated["annotations"] = [*objects(message.get("annotations")), *found]
+        if cited := annotations(sources, self.address):
+            annotated["annotations"] = [*objects(message.get("annotations")), *cited]
         content = message.get("content") or ""
         if self.as_text and isinstance(content, str) and (behind := sources_text(sources, self.address)):
             annotated["content"] = content + behind
@@ -77,7 +79,7 @@ class ResponseSources(TextSources):
     """The same for responses: sources are annotations of the parts of text in messages."""
 
     def ends(self, event: _Value) -> bool:
-        """Whether an event ends a stream: that one has the whole response."""
+        """Return whether an event ends a stream: that one has the whole response."""
         return event.get("type") in _RESPONSE_ENDS and isinstance(event.get("response"), dict)
 
     def added(self, value: _Value, *, whole: bool) -> _Value:
@@ -110,8 +112,8 @@ class ResponseSources(TextSources):
 
 def web_address(passage: Passage) -> str | None:
     """Return the web address of the document of a passage, at its page; None if it has none."""
-    addresses = [*(passage.metadata.get(name) for name in _ADDRESSES), passage.document_id]
-    address = next((one for one in addresses if isinstance(one, str) and _WEB.fullmatch(one)), None)
+    texts = [*(passage.metadata.get(name) for name in _ADDRESSES), passage.document_id]
+    address = next((text for text in texts if isinstance(text, str) and _WEB.fullmatch(text)), None)
     page = page_of(passage)
     return address if address is None or page is None or "#" in address else f"{address}#page={page}"
 
@@ -135,41 +137,40 @@ def text_key(passage: Passage) -> str:
 
 
 def sources_text(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> str:
-    """Return the sources that an answer is known to come from as text to stand behind it, with their numbers in the
-    prompt, or else counted up, their addresses and the words that are quoted; empty without any."""
-    known = sorted((one for one in sources if one.answer_spans), key=lambda one: (one.number or 0, -(one.gain or 0)))
+    """Return the sources that an answer is known to come from, as text to stand behind it; empty without any."""
+    cited = [source for source in sources if source.answer_spans]
+    cited.sort(key=lambda source: (source.number or 0, -(source.gain or 0)))
     lines = [
-        f"\n[{one.number or place}] {name_of(one.passage)}: {address(one.passage)}"
-        + "".join(f' "{one_line(words)}"' for words in one.quoted_words)
-        for place, one in enumerate(known, 1)
+        f"\n[{source.number or place}] {name_of(source.passage)}: {address(source.passage)}"
+        + "".join(f' "{one_line(words)}"' for words in source.quoted_words)
+        for place, source in enumerate(cited, 1)
     ]
     return "\n\nSources:" + "".join(lines) if lines else ""
 
 
 def annotations(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> list[JsonValue]:
-    """Return the parts of an answer that are known to come from passages, in its order, as OpenAI's API names them,
-    and of each passage also its document and place there, and all words that the answer quotes from it."""
-    found = sorted(((span, one) for one in sources for span in one.answer_spans), key=lambda pair: pair[0])
+    """Return the parts of an answer that are known to come from passages, in its order, as OpenAI's API names them."""
+    spans = sorted(((span, source) for source in sources for span in source.answer_spans), key=lambda pair: pair[0])
     return [
         {
             "type": "url_citation",
             "url_citation": {
                 "start_index": begin,
                 "end_index": end,
-                "url": address(one.passage),
-                "title": name_of(one.passage),
-                "document_id": one.passage.document_id,
-                "place": one.passage.place,
-                "page": page_of(one.passage),
-                "quotes": [*one.quoted_words],
+                "url": address(source.passage),
+                "title": name_of(source.passage),
+                "document_id": source.passage.document_id,
+                "place": source.passage.place,
+                "page": page_of(source.passage),
+                "quotes": [*source.quoted_words],
             },
         }
-        for (begin, end), one in found
+        for (begin, end), source in spans
     ]
 
 
 def choices_of(value: Mapping[str, JsonValue]) -> list[dict[str, Any]]:
-    """The choices of an answer or an event."""
+    """Return the choices of an answer or an event."""
     return objects(value.get("choices"))
 
 
@@ -179,7 +180,7 @@ def objects(value: object) -> list[dict[str, Any]]:
 
 
 def choice_texts(value: Mapping[str, JsonValue]) -> Iterator[tuple[int, str]]:
-    """The texts in an answer or an event, with the numbers of their choices."""
+    """Yield the texts in an answer or an event, with the numbers of their choices."""
     for choice in choices_of(value):
         part = next((choice[name] for name in ("message", "delta") if name in choice), choice)
         text = part.get("text" if part is choice else "content") if isinstance(part, dict) else None

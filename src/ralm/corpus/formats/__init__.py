@@ -17,8 +17,7 @@ DocumentReader: TypeAlias = Callable[[File, DocumentBuilder], Iterator[Document]
 
 
 class _Format(NamedTuple):
-    """The suffixes of a format, and the module and function that read it. `gzip`: whether files may be gzipped.
-    `package`: the package of the extra `files` that the module needs, and its name in Python."""
+    """A format: the function that reads it, and the package that this needs, with its name in Python."""
 
     suffixes: tuple[str, ...]
     module: str
@@ -49,25 +48,22 @@ SUFFIXES: Final = tuple(_BY_SUFFIX)
 
 
 def is_known(suffix: str, *, gzipped: bool) -> bool:
-    """Whether a suffix is that of a known format, which may be gzipped if `gzipped`."""
+    """Return whether a suffix is that of a known format, which may be gzipped if `gzipped`."""
     form = _BY_SUFFIX.get(suffix)
     return form is not None and (form.gzip or not gzipped)
 
 
 def document_reader(suffix: str) -> DocumentReader:
-    """The reader of files with this suffix, which must be of a known format.
-
-    Raises MissingExtraError if it needs a package that is not installed.
-    """
-    found = _BY_SUFFIX[suffix]
+    """Return the reader of files with a known suffix; MissingExtraError if its package is not installed."""
+    form = _BY_SUFFIX[suffix]
     try:
-        if found.package is not None:
-            import_module(found.package[1])
-        reader: DocumentReader = getattr(import_module(f"{__name__}.{found.module}"), found.function)
+        if form.package is not None:
+            import_module(form.package[1])
+        reader: DocumentReader = getattr(import_module(f"{__name__}.{form.module}"), form.function)
     except ModuleNotFoundError as error:
-        if found.package is None or error.name != found.package[1]:
+        if form.package is None or error.name != form.package[1]:
             raise
         raise MissingExtraError(
-            f"reading {suffix} files needs the package {found.package[0]}: pip install 'ralm[files]'."
+            f"reading {suffix} files needs the package {form.package[0]}: pip install 'ralm[files]'."
         ) from None
     return reader

@@ -32,24 +32,22 @@ _DEFAULT_SPLIT: Final = "train"
 
 
 def parquet_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """One document per row, a batch of rows in memory; rows are numbered from 0."""
+    """Yield one document per row, a batch of rows in memory; rows are numbered from 0."""
     for row, record in enumerate(_parquet_records(file.path, builder)):
         yield builder.document(record, f"{file.path}, row {row}", file, row)
 
 
 def dataset_documents(file: files.File, name: str, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """One document per record of the dataset with this name."""
+    """Yield one document per record of the dataset with this name."""
     for row, record in enumerate(dataset_records(name, lambda schema: _needed_columns(schema, builder, name))):
         yield builder.document(record, f"{name}, row {row}", file, row)
 
 
 def dataset_records(source: str, needed: Callable[[pa.Schema], list[str]]) -> Iterator[_Record]:
-    """The records of a dataset, in order: `NAME[:CONFIG][:SPLIT]` on the hub or in a folder, or `FOLDER[:SPLIT]` for a
-    folder that `save_to_disk` wrote.
+    """Yield the records of a dataset: `NAME[:CONFIG][:SPLIT]` on the hub, or `FOLDER[:SPLIT]` that `datasets` saved.
 
     A single word after the name is a configuration if the dataset has one of that name, otherwise a split, by default
-    `train`. `needed` says which columns to read. Raises CorpusError if there is no such dataset, configuration or
-    split; MissingExtraError if the package datasets is not installed.
+    `train`. `needed` chooses columns. Raises CorpusError if there is no such dataset, configuration or split.
     """
     check_datasets(source)
     name, parts = _parse(source)
@@ -72,16 +70,13 @@ def check_datasets(source: str) -> None:
 
 
 def _needed_columns(schema: pa.Schema, builder: documents.DocumentBuilder, where: str) -> list[str]:
-    """The columns of a table that documents are made of, without metadata of bytes, such as pictures.
-
-    Raises CorpusError, naming `where`, if there is no column with text.
-    """
+    """Return the columns that documents are made of, without metadata of bytes; CorpusError without text."""
     if builder.fields.text not in schema.names:
         raise builder.no_text(where, schema.names)
-    wanted = builder.fields.needed(schema.names)
-    documents.check_columns(wanted, where)
+    columns = builder.fields.needed(schema.names)
+    documents.check_columns(columns, where)
     needed = []
-    for name in wanted:
+    for name in columns:
         if _has_bytes(schema.field(name).type) and name in builder.fields.metadata_of([name]):
             builder.no_json(name, "bytes")
         else:
@@ -100,9 +95,9 @@ def _parquet_records(path: FilePath, builder: documents.DocumentBuilder) -> Iter
     with files.open_file(path) as stream:
         try:
             with pq.ParquetFile(stream) as table:
-                found = table.metadata
-                size = sum(found.row_group(group).total_byte_size for group in range(found.num_row_groups))
-                rows = max(1, min(_ROWS_A_BATCH, _BYTES_A_BATCH * found.num_rows // max(1, size)))
+                layout = table.metadata
+                size = sum(layout.row_group(group).total_byte_size for group in range(layout.num_row_groups))
+                rows = max(1, min(_ROWS_A_BATCH, _BYTES_A_BATCH * layout.num_rows // max(1, size)))
                 columns = _needed_columns(table.schema_arrow, builder, str(path))
                 for batch in table.iter_batches(batch_size=rows, columns=columns):
                     yield from batch.to_pylist()

@@ -37,10 +37,7 @@ _NOT_SHOWN: Final = frozenset(
 
 
 def docx_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """The file as Markdown. The title is that of its properties, otherwise its first heading, otherwise its name.
-
-    Raises CorpusError if the file is damaged, encrypted, or unpacks to more than a document should.
-    """
+    """Yield the file as Markdown, titled by its properties, its first heading or its name; CorpusError if damaged."""
     try:
         with files.open_file(file.path) as stream, zipfile.ZipFile(stream) as archive:
             parts = _Parts(archive, str(file.path))
@@ -69,35 +66,36 @@ class _Parts:
     def __init__(self, archive: zipfile.ZipFile, where: str) -> None:
         self._archive = archive
         self._where = where
-        self._left = _MAX_XML
+        self._budget = _MAX_XML
 
     def read(self, name: str) -> Any:
-        """The root of a part. Raises CorpusError beyond the limit, KeyError if there is no such part."""
+        """Return the root of a part; CorpusError beyond the limit, KeyError if there is no such part."""
         if name not in self._archive.NameToInfo:
             raise KeyError(name)
         packed = self._archive.getinfo(name)
         if packed.compress_type not in _PACKED:
             raise CorpusError(f"{self._where} is packed in a way that DOCX files are not; save it again.")
         with self._archive.open(packed) as part:
-            content = part.read(self._left + 1)
-        self._left -= len(content)
-        if self._left < 0:
+            content = part.read(self._budget + 1)
+        self._budget -= len(content)
+        if self._budget < 0:
             raise CorpusError(f"{self._where} unpacks to more than {_MAX_XML >> 20:,} MiB of XML; split it.")
         return etree.fromstring(content, etree.XMLParser(resolve_entities=False, no_network=True))
 
     def related(self, name: str) -> dict[str, str]:
-        """The names of the parts that a part, or with an empty name the file, refers to, by the kind of reference."""
+        """Return the names of the parts that a part refers to, by the kind of reference; the empty name is the file."""
         folder, file = posixpath.split(name)
-        found = self.read(posixpath.join(folder, "_rels", f"{file}.rels")).iter(_RELATION)
-        within = ((one.get("Type", ""), one.get("Target", "")) for one in found if one.get("TargetMode") != "External")
-        return {
-            kind.rpartition("/")[2]: posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
-            for kind, target in within
-        }
+        relations = self.read(posixpath.join(folder, "_rels", f"{file}.rels")).iter(_RELATION)
+        names = {}
+        for relation in relations:
+            if relation.get("TargetMode") != "External":
+                target = posixpath.join("/", folder, relation.get("Target", ""))
+                names[relation.get("Type", "").rpartition("/")[2]] = posixpath.normpath(target).lstrip("/")
+        return names
 
 
 def _styles(parts: _Parts, main: str) -> dict[str, str]:
-    """The names of the styles of the main part, by their ids; English also for headings of localized programs."""
+    """Return the names of the styles of the main part, by id; those of headings are English in any language."""
     try:
         styles = parts.read(parts.related(main)["styles"])
     except KeyError:  # a file needs no styles
@@ -107,7 +105,7 @@ def _styles(parts: _Parts, main: str) -> dict[str, str]:
 
 
 def _level(paragraph: Any, styles: dict[str, str]) -> int:
-    """The level of a paragraph in the style of a heading or title; 0 if it is none."""
+    """Return the level of a paragraph in the style of a heading or title; 0 if it is none."""
     style = paragraph.find(f"{_WORD}pPr/{_STYLE}")
     name = ("" if style is None else styles.get(style.get(_VALUE), "")).lower()
     if not name.startswith(("heading", "title")):
@@ -116,7 +114,7 @@ def _level(paragraph: Any, styles: dict[str, str]) -> int:
 
 
 def _blocks(element: Any, styles: dict[str, str]) -> Iterator[str]:
-    """The paragraphs of an element, and the rows of its tables with tabs between cells, at any depth, as Markdown."""
+    """Yield the paragraphs of an element, and the rows of its tables, at any depth, as Markdown."""
     for child in element:
         if child.tag == _PARAGRAPH:
             text = "".join(_pieces(child))
@@ -136,7 +134,7 @@ def _rows(table: Any) -> Iterator[str]:
 
 
 def _pieces(element: Any) -> Iterator[str]:
-    """The texts within a paragraph; paragraphs within it, such as those of a text box, begin lines."""
+    """Yield the texts within a paragraph; paragraphs within it, such as those of a text box, begin lines."""
     for child in element:
         if child.tag in _TEXTS:
             yield child.text or ""

@@ -31,7 +31,7 @@ _LINK_SIGNS: Final = ("#", "\N{PILCROW SIGN}", "\N{SECTION SIGN}")
 
 
 def _cell(_: object, text: str) -> str:
-    """A cell of a row, or of a table that lays out a page: blocks of their own."""
+    """Return a cell of a row; one of several lines, as in a table that lays out a page, is a block of its own."""
     text = text.strip()
     return f"\n\n{text}\n\n" if "\n" in text else f"{text}\t"
 
@@ -70,8 +70,7 @@ _VOID: Final = frozenset(b"area base br col embed hr img input link meta param s
 
 
 def html_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """The page as a document. Its title is that of the page, otherwise its first heading of the highest level,
-    otherwise the file name; its canonical address becomes the metadata `url`."""
+    """Yield the page, titled by its title, its first heading or its name; its canonical address is metadata."""
     content = files.content_of(file.path)
     if file.suffix == ".xhtml" or content.lstrip().startswith(b"<?xml"):
         content = _EMPTY.sub(_opened_and_closed, _XML_ENCODING.sub(rb'<meta charset="\1">', content))
@@ -103,6 +102,6 @@ def shown_markdown(page: Page) -> str:
 
 
 def _opened_and_closed(tag: re.Match[bytes]) -> bytes:
-    """An empty element of XML, such as `<script src="x"/>`, as HTML, where it would include the rest of the page."""
+    """Return an empty element of XML, such as `<script src="x"/>`, closed as HTML needs it."""
     name, attributes = tag.groups()
     return b"<%b%b>" % (name, attributes) if name.lower() in _VOID else b"<%b%b></%b>" % (name, attributes, name)

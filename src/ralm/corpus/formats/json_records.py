@@ -25,7 +25,7 @@ _CUT_STRING: Final = "Unterminated string"
 
 
 def jsonl_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """One document per line, each a JSON object; blank lines are ignored."""
+    """Yield one document per line, each a JSON object; blank lines are ignored."""
     for number, offset, line in files.lines_of(file.path, file.encoding):
         where = f"{file.path}, line {number}"
         with builder:
@@ -34,10 +34,7 @@ def jsonl_documents(file: files.File, builder: documents.DocumentBuilder) -> Ite
 
 
 def json_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """One document per object: of an array, or one after another. Objects are numbered from 1.
-
-    Raises CorpusError, naming the character, where the file is not JSON: what follows cannot be read.
-    """
+    """Yield one document per object, of an array or one after another, from 1 on; CorpusError if it is not JSON."""
     for number, (value, text) in enumerate(_values(_JsonText(file.path, file.encoding)), 1):
         where = f"{file.path}, object {number}"
         with builder:
@@ -53,7 +50,7 @@ def records_of_lines(path: FilePath) -> Iterator[tuple[str, Mapping[str, object]
 
 
 def record_of_line(line: bytes, where: str, offset: int) -> Mapping[str, object]:
-    """The object on a line of JSON Lines that begins at byte `offset`; CorpusError, naming `where`, if it is none."""
+    """Return the object on a line of JSON Lines from byte `offset` on; CorpusError, naming `where`, if it is none."""
     text = files.decode(line, where, offset=offset)
     try:
         value = json.loads(text)
@@ -65,7 +62,7 @@ def record_of_line(line: bytes, where: str, offset: int) -> Mapping[str, object]
 
 
 def _record(value: object, text: str, where: str) -> Mapping[str, object]:
-    """A JSON value as a record; `text` is the JSON that it was decoded from."""
+    """Return a JSON value as a record; `text` is the JSON that it was decoded from."""
     if not isinstance(value, dict):
         raise CorpusError(f"{where} is JSON but not an object with fields.{documents.SKIP_ADVICE}")
     if has_surrogates(text):
@@ -74,7 +71,7 @@ def _record(value: object, text: str, where: str) -> Mapping[str, object]:
 
 
 def has_surrogates(text: str) -> bool:
-    """Whether JSON text may hold halves of characters."""
+    """Return whether JSON text may hold halves of characters."""
     return _SURROGATE_ESCAPE.search(text) is not None
 
 
@@ -87,26 +84,26 @@ def check_surrogates(value: object, where: str) -> None:
 
 
 class _JsonText:
-    """The text of a file, read as far as it is needed; `at` is the place of the next character in `held`."""
+    """The text of a file, read as far as it is needed; `at` is the place of the next character in `buffer`."""
 
     def __init__(self, path: FilePath, encoding: str | None = None) -> None:
         self.path = path
-        self.held = ""
+        self.buffer = ""
         self.at = self._gone = 0
         self._pieces = filter(None, files.text_pieces(path, _PIECE, encoding))
 
     def next(self) -> str:
-        """The next character that is not white space; empty at the end."""
+        """Return the next character that is not white space; empty at the end."""
         while True:
-            self.at = _SPACE.match(self.held, self.at).end()  # type: ignore[union-attr]  # it matches nothing, too
-            if self.at < len(self.held) or not self._read_more():
-                return self.held[self.at : self.at + 1]
+            self.at = _SPACE.match(self.buffer, self.at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            if self.at < len(self.buffer) or not self._read_more():
+                return self.buffer[self.at : self.at + 1]
 
     def value(self) -> tuple[object, str]:
-        """The JSON value that begins here, and its text."""
+        """Return the JSON value that begins here, and its text."""
         while True:
             try:
-                value, end = _DECODER.raw_decode(self.held, self.at)
+                value, end = _DECODER.raw_decode(self.buffer, self.at)
             except json.JSONDecodeError as error:
                 cut = error.msg.startswith(_CUT_STRING) or self._near_the_end(error.pos)
                 if not cut or not self._read_more():
@@ -115,19 +112,19 @@ class _JsonText:
                 self.wrong(str(error), self.at)
             else:
                 if not self._near_the_end(end) or not self._read_more():  # a number may go on there
-                    text, self.at = self.held[self.at : end], end
+                    text, self.at = self.buffer[self.at : end], end
                     return value, text
 
     def wrong(self, what: str, place: int) -> NoReturn:
-        """Raise the error that the text is not JSON at this place in `held`."""
+        """Raise the error that the text is not JSON at this place in `buffer`."""
         raise CorpusError(f"{self.path} is not JSON: {what} at character {self._gone + place + 1:,}.")
 
     def _near_the_end(self, place: int) -> bool:
-        return place > len(self.held) - _MAX_TOKEN
+        return place > len(self.buffer) - _MAX_TOKEN
 
     def _read_more(self) -> bool:
-        """Read at least as much as `held` has from `at` on, so that long values take linear time; False at the end."""
-        rest = self.held[self.at :]
+        """Read at least as much as is left of `buffer`, so that long values take linear time; False at the end."""
+        rest = self.buffer[self.at :]
         if len(rest) > _MAX_VALUE:
             raise CorpusError(
                 f"{self.path} holds an object of more than {_MAX_VALUE >> 20:,} million characters; split it."
@@ -140,12 +137,12 @@ class _JsonText:
         if not read:
             return False
         self._gone += self.at
-        self.held, self.at = rest + "".join(read), 0
+        self.buffer, self.at = rest + "".join(read), 0
         return True
 
 
 def _values(text: _JsonText) -> Iterator[tuple[object, str]]:
-    """The elements of the array in a text, or the values in it one after another."""
+    """Yield the elements of the array in a text, or the values in it one after another."""
     if text.next() != "[":
         while text.next():
             yield text.value()

@@ -16,10 +16,7 @@ _MAX_STEPS: Final = 1 << 31  # some seconds: a header takes the square of its le
 
 
 def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """The message as a document, without attachments; its title is the subject, otherwise the file name.
-
-    Raises CorpusError if it cannot be decoded.
-    """
+    """Yield the message, without attachments, titled by its subject or the file name; CorpusError if it is damaged."""
     try:
         content = files.content_of(file.path)
         lines = content.count(b"\n") + content.count(b"\r")
@@ -42,8 +39,7 @@ def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
 
 
 def _content(body: MIMEPart) -> str:
-    """The text of a message, with replacement characters where it cannot be decoded; it is UTF-8 if its charset is
-    ASCII, missing or unknown."""
+    """Return the text of a message; it is UTF-8 if its charset is ASCII, missing or unknown."""
     content = body.get_payload(decode=True)
     assert isinstance(content, bytes), "a body has no parts"
     charset = body.get_content_charset("us-ascii")
@@ -54,7 +50,7 @@ def _content(body: MIMEPart) -> str:
 
 
 def _bounded_policy(where: str, lines: int) -> "EmailPolicy[EmailMessage]":
-    """How a message of so many lines is parsed; a CorpusError, naming `where`, ends what would take long."""
+    """Return how a message of so many lines is parsed; a CorpusError, naming `where`, ends what would take long."""
     steps = lines << 9
 
     def count(more: int) -> None:

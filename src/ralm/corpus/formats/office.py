@@ -19,8 +19,7 @@ _FOREIGN: Final = {".xlsx": "an Excel file", ".pptx": "a PowerPoint file"}
 
 
 def sheet_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """The file as a document: each shown sheet under its name, a line for each row with tabs between cells, and the
-    values of formulas as they were saved. The title is that of its properties, otherwise its name."""
+    """Yield the file as a document: each shown sheet under its name, a line a row, with formulas' values as saved."""
     from openpyxl import load_workbook
 
     lines: list[str] = []
@@ -36,8 +35,7 @@ def sheet_documents(file: files.File, builder: documents.DocumentBuilder) -> Ite
 
 
 def slide_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """The file as a document: the text of its shown slides in order, each under its title, with tables and notes. The
-    title is that of its properties, otherwise that of the first slide, otherwise its name."""
+    """Yield the file as a document: the text of its shown slides, each under its title, with tables and notes."""
     from pptx import Presentation
 
     lines: list[str] = []
@@ -58,11 +56,11 @@ def slide_documents(file: files.File, builder: documents.DocumentBuilder) -> Ite
 
 @contextmanager
 def _opened(file: files.File) -> Iterator[BinaryIO]:
-    """A file, open for reading; CorpusError if it unpacks to too much, or whatever its reader raises."""
+    """Open a file for reading; CorpusError if it unpacks to too much, or for whatever its reader raises."""
     try:
         with files.open_file(file.path) as stream:
             with zipfile.ZipFile(stream) as archive:
-                unpacked = sum(one.file_size for one in archive.infolist())
+                unpacked = sum(part.file_size for part in archive.infolist())
             if unpacked > _MAX_UNPACKED:
                 raise CorpusError(f"{file.path} unpacks to more than {_MAX_UNPACKED >> 20:,} MiB; split it.")
             stream.seek(0)
@@ -75,17 +73,17 @@ def _opened(file: files.File) -> Iterator[BinaryIO]:
 
 
 def _row(values: tuple[Any, ...]) -> str:
-    """The cells of a row up to its last value; line breaks and tabs in a cell are spaces. Empty if it has no value."""
+    """Return the cells of a row up to its last value, each on one line, with tabs between them."""
     cells = [" ".join(str(value).split()) if value is not None else "" for value in values]
     return "\t".join(cells).rstrip("\t") if any(cells) else ""
 
 
 def _shape_lines(shape: Any) -> list[str]:
-    """The paragraphs of a shape, the rows of its table, or those of the shapes in a group; none if it is hidden."""
+    """Return the lines of a shape: paragraphs, rows of its table, or lines of its shapes; none if it is hidden."""
     if shape._element.xpath("./*/p:cNvPr[@hidden='1' or @hidden='true']"):
         return []
     if shape.has_text_frame:
         return [paragraph.text for paragraph in shape.text_frame.paragraphs]
     if getattr(shape, "has_table", False):
         return [_row(tuple(cell.text for cell in row.cells)) for row in shape.table.rows]
-    return [line for one in getattr(shape, "shapes", ()) for line in _shape_lines(one)]
+    return [line for part in getattr(shape, "shapes", ()) for line in _shape_lines(part)]

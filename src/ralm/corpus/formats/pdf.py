@@ -26,10 +26,9 @@ logging.getLogger("pypdf").addHandler(logging.NullHandler())
 
 
 def pdf_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """A document for each page with text, all with the id and title of the file; the metadata `page` counts from 1.
+    """Yield a document for each page with text, with the id and title of the file; the metadata `page` counts from 1.
 
-    The title is that in the file's properties, otherwise the file name. Raises CorpusError if the file is damaged,
-    encrypted (unless an empty password opens it), or has no text at all, like a scanned file.
+    Raises CorpusError if the file is damaged, encrypted (unless an empty password opens it), or has no text at all.
     """
     with files.open_file(file.path) as stream:
         with _errors(f"{file.path} is not a PDF file, or damaged"):
@@ -40,18 +39,18 @@ def pdf_documents(file: files.File, builder: documents.DocumentBuilder) -> Itera
         with _errors(f"{file.path} is damaged"):
             pages = range(1, len(reader.pages) + 1)
         title, outline = _title(reader) or file.title, _outline(reader)
-        found = False
+        has_text = False
         blank: list[int] = []
         for page in pages:
             text = None
             with builder, _errors(f"{file.path}, page {page} cannot be read"):
                 text = _valid(reader.pages[page - 1].extract_text()).strip()
             if text:
-                found = True
+                has_text = True
                 yield builder.whole(file.id, title, text, {"page": page}, _headings(text, page, outline))
             elif text is not None:
                 blank.append(page)
-        if not found:
+        if not has_text:
             raise CorpusError(f"{file.path} has no text on any page; if it is scanned, run OCR on it.")
         for page in blank:
             builder.skipped.add(documents.NO_TEXT_PAGES, f"{file.path}, page {page}")
@@ -66,27 +65,30 @@ class _Entry(NamedTuple):
 
 
 def _outline(reader: pypdf.PdfReader) -> list[_Entry]:
-    """The entries of the outline, in the order of their pages; none if it is damaged."""
+    """Return the entries of the outline, in the order of their pages; none if it is damaged."""
     with suppress(CorpusError), _errors(""):
         return sorted(_entries(reader, reader.outline, 1), key=lambda entry: entry.page)
     return []
 
 
 def _entries(reader: pypdf.PdfReader, outline: list[Any], level: int) -> Iterator[_Entry]:
-    for one in outline:
-        if isinstance(one, list):
-            yield from _entries(reader, one, level + 1)
-        elif (page := reader.get_destination_page_number(one)) is not None and (title := _one_line(one.title)):
+    for node in outline:
+        if isinstance(node, list):
+            yield from _entries(reader, node, level + 1)
+        elif (page := reader.get_destination_page_number(node)) is not None and (title := _one_line(node.title)):
             yield _Entry(page + 1, level, title)
 
 
 def _headings(text: str, page: int, outline: Sequence[_Entry]) -> list[Heading]:
-    """The headings that a page begins under, then its own: each where a line has the title of the entry, or ends with
-    it after a number, else where the one before ends."""
-    under, own, end = list[Heading](), list[Heading](), 0
+    """Return the headings that a page begins under, then its own.
+
+    A heading is where a line has the title of its entry, or ends with it after a number, else where the last one ends.
+    """
+    above, on_page, end = list[Heading](), list[Heading](), 0
     for entry in outline:
         if entry.page < page:
-            under = [*(one for one in under if one.level < entry.level), Heading(0, 0, entry.level, entry.title)]
+            outer = [heading for heading in above if heading.level < entry.level]
+            above = [*outer, Heading(0, 0, entry.level, entry.title)]
         elif entry.page == page:
             begin = end
             for line in _LINE.finditer(text, end):
@@ -94,12 +96,12 @@ def _headings(text: str, page: int, outline: Sequence[_Entry]) -> list[Heading]:
                 if shown.endswith(entry.title) and len(shown) <= len(entry.title) + _NUMBER:
                     begin, end = line.span()
                     break
-            own.append(Heading(begin, end, entry.level, entry.title))
-    return [*under, *own]
+            on_page.append(Heading(begin, end, entry.level, entry.title))
+    return [*above, *on_page]
 
 
 def _title(reader: pypdf.PdfReader) -> str:
-    """The title in the properties; empty if there is none, or they are damaged."""
+    """Return the title in the properties; empty if there is none, or they are damaged."""
     with suppress(CorpusError), _errors(""):
         return _one_line(reader.metadata and reader.metadata.title)
     return ""
@@ -110,7 +112,7 @@ def _one_line(text: object) -> str:
 
 
 def _valid(text: str) -> str:
-    """The text with line feeds, without halves of characters, which fonts of PDF files may map to."""
+    """Return the text with line feeds, without halves of characters, which fonts of PDF files may map to."""
     return files.line_feeds(text.encode("utf-8", "replace").decode())
 
 

@@ -25,10 +25,7 @@ _LINES_GUESSED: Final = 1000
 
 
 def tsv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
-    """One document per row: id, text and title separated by tabs, quoted as in CSV.
-
-    If the first line is a header, `fields` names the columns to use; without a header the columns are DPR's.
-    """
+    """Yield one document per row; the columns are DPR's (id, text, title) unless a header has those of `fields`."""
     fields = builder.fields
     rows = _rows(_decoded_lines(file, builder), "\t", file, builder)
     number, columns = first = next(rows, (0, []))
@@ -40,11 +37,7 @@ def tsv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
 
 
 def csv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
-    """One document per row; the first row names the columns. Commas, semicolons, tabs or bars separate them, by which
-    the first row has the column with text.
-
-    Raises CorpusError if two columns have one name, or if there is no column with text.
-    """
+    """Yield one document per row; the columns are separated by that sign by which the header has a column with text."""
     lines = _decoded_lines(file, builder)
     first = [*islice(lines, _HEADER_LINES)]
     named = _NAMED_SEPARATOR.fullmatch(first[0]) if first else None
@@ -52,7 +45,7 @@ def csv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
         first[0] = "\n"
     separators = [named[1]] if named is not None else [*_SEPARATORS]
     headers = {separator: _header(first, separator) for separator in separators}
-    separator = max(headers, key=lambda one: (builder.fields.text in headers[one], len(headers[one])))
+    separator = max(headers, key=lambda sign: (builder.fields.text in headers[sign], len(headers[sign])))
     rows = _rows(chain(first, lines), separator, file, builder)
     _, columns = next(rows, (0, []))
     if builder.fields.text not in columns:
@@ -62,7 +55,7 @@ def csv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
 
 
 def _header(lines: Sequence[str], separator: str) -> list[str]:
-    """The first row of lines; empty if its quotes are broken."""
+    """Return the first row of lines; empty if its quotes are broken."""
     try:
         return next(filter(None, csv.reader(lines, delimiter=separator, strict=True)), [])
     except csv.Error:
@@ -86,7 +79,7 @@ def _documents(
 def _rows(
     lines: Iterator[str], separator: str, file: File, builder: DocumentBuilder
 ) -> Iterator[tuple[int, list[str]]]:
-    """The non-blank rows of a file, each with the number of its first line.
+    """Yield the non-blank rows of a file, each with the number of its first line.
 
     A row with broken quotes is broken up to where the quotes tell: an unclosed one takes lines after it with it.
     """
@@ -109,7 +102,7 @@ def _rows(
 
 
 def next_row(rows: Iterator[list[str]]) -> list[str]:
-    """The next row. The field size limit of `csv` applies to the whole process, so it is raised only for this call."""
+    """Return the next row, with a limit of field sizes for this call, since `csv` has one for the whole process."""
     allowed = csv.field_size_limit(_MAX_FIELD)
     try:
         return next(rows)
@@ -118,8 +111,7 @@ def next_row(rows: Iterator[list[str]]) -> list[str]:
 
 
 def _decoded_lines(file: File, builder: DocumentBuilder) -> Iterator[str]:
-    """The lines of a file as text; a skipped line that cannot be decoded becomes blank. The first line that is not
-    ASCII decides whether the file seems to be Windows-1252, which a warning says."""
+    """Yield the lines of a file as text; the first that is not ASCII decides whether it seems to be Windows-1252."""
     encoding, is_ascii = file.encoding, True
     for number, offset, line in lines_of(file.path, encoding):
         if is_ascii and not line.isascii():
@@ -139,10 +131,10 @@ def _decoded_lines(file: File, builder: DocumentBuilder) -> Iterator[str]:
 
 
 def _is_western(file: File, line: bytes) -> bool:
-    """Whether a file with this line seems to be Windows-1252 and no UTF-8."""
+    """Return whether a file with this line seems to be Windows-1252 and no UTF-8."""
     try:
         line.decode()
     except UnicodeDecodeError:
-        others = (line for _, _, line in lines_of(file.path) if not line.isascii())
-        return likely_encoding(b"".join(islice(others, _LINES_GUESSED))) == WESTERN
+        not_ascii = (line for _, _, line in lines_of(file.path) if not line.isascii())
+        return likely_encoding(b"".join(islice(not_ascii, _LINES_GUESSED))) == WESTERN
     return False

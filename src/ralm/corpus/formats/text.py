@@ -28,8 +28,7 @@ _FRONT_MATTER: Final = re.compile(r"---[^\S\n]*\n(.{,65536}?\n)(?:---|\.\.\.)[^\
 
 
 def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """The whole file as a document. Its title is that of its front matter, else its first heading, else the file name;
-    the other fields of the front matter are metadata."""
+    """Yield the whole file, titled by its front matter, first heading or name; other front matter is metadata."""
     text = files.whole_text(file.path, encoding=file.encoding)
     matter: dict[str, Any] = {}
     if file.suffix in _MARKDOWN:
@@ -42,18 +41,17 @@ def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
     title = " ".join(documents.name_text(matter.pop("title", "") or "").split())
     if not title:
         top = sum(len(line) + 1 for line in text.split("\n", _LINES_READ)[:_LINES_READ])
-        marked = (one for one in headings if one.level == 1 or text.startswith("#", one.begin))  # not by a rule below
-        title = next((one.title for one in marked if one.begin < top), file.title)
+        marked = (heading for heading in headings if heading.level == 1 or text.startswith("#", heading.begin))
+        title = next((heading.title for heading in marked if heading.begin < top), file.title)
     yield builder.whole(file.id, title, text, matter, headings)
 
 
 def notebook_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """The cells of a notebook in order, with code between fences, without what they print; its title is its first
-    heading or the file name. Raises CorpusError if the file is no notebook."""
+    """Yield a notebook as a document: its cells in order, code between fences, without what they print."""
     content = files.whole_text(file.path, encoding=file.encoding)
     try:
         notebook: Any = json.loads(content)
-        cells = [(one["cell_type"], "".join(one["source"]).strip()) for one in notebook["cells"]]
+        cells = [(cell["cell_type"], "".join(cell["source"]).strip()) for cell in notebook["cells"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CorpusError(f"{file.path} is not a Jupyter notebook of format 4, or damaged.") from None
     blocks = (
@@ -64,25 +62,24 @@ def notebook_documents(file: files.File, builder: documents.DocumentBuilder) -> 
 
 
 def _without_comments(text: str) -> str:
-    """Markdown without comments, outside of code; one that no `-->` ends is one if it begins a line."""
+    """Return Markdown without comments, outside of code; one that no `-->` ends is one if it begins a line."""
     if "<!--" not in text and "]:" not in text:
         return text
     return _CODE_OR_COMMENT.sub(lambda part: "" if part["line"] or part["end"] else part[0], text)
 
 
 def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
-    """The fields of the YAML before a text of Markdown, and the text after it; a text that begins with no YAML object,
-    or with one that has aliases, stays whole."""
-    found = _FRONT_MATTER.match(text if text.startswith("---") else "")
-    if found is None:
+    """Return the fields of the YAML before a text of Markdown, and the text after it; none if they have aliases."""
+    matter = _FRONT_MATTER.match(text if text.startswith("---") else "")
+    if matter is None:
         return {}, text
     try:
-        fields = yaml.load(found.group(1), _WithoutAliases)  # noqa: S506  (it is a safe loader)
+        fields = yaml.load(matter.group(1), _WithoutAliases)  # noqa: S506  (it is a safe loader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}, text
     if not isinstance(fields, dict):
         return {}, text
-    return {str(name): value for name, value in fields.items()}, found.string[found.end() :]
+    return {str(name): value for name, value in fields.items()}, matter.string[matter.end() :]
 
 
 class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
