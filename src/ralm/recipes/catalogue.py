@@ -77,7 +77,7 @@ def _recipe(name: str, folder: RecipeFolder) -> Recipe:
 
 
 def _scale_keys(folder: RecipeFolder) -> _Keys:
-    """The keys of the scale of recipes, which every cell has."""
+    """Return the keys of the scale of recipes, which every cell has."""
     keys = _DATA["defaults"] | _DATA["scale"]["small" if folder.stand_in else "full"]
     lists = {f"{{{name}}}": values for name, values in (_DATA["list"] | keys["list"]).items()}
     limit = {"limit_tokens": f"--limit-tokens {folder.limit_tokens}"} if folder.limit_tokens else {}
@@ -85,7 +85,7 @@ def _scale_keys(folder: RecipeFolder) -> _Keys:
 
 
 def _combinations(block: Mapping[str, Any], keys: _Keys) -> Iterator[_Keys]:
-    """The keys of each cell of a block: those of the scale, of the entries that the block names, and its own."""
+    """Yield the keys of each cell of a block: those of the scale, of the entries that the block names, and its own."""
     combinations: list[tuple[_Keys, _Keys]] = [({}, {})]
     for key, value in block.items():
         combinations = [
@@ -97,7 +97,7 @@ def _combinations(block: Mapping[str, Any], keys: _Keys) -> Iterator[_Keys]:
 
 
 def _choices(key: str, value: Any, lists: _Keys) -> list[tuple[Any, _Keys]]:
-    """The values of a key, each with the keys that it brings."""
+    """Return the values of a key, each with the keys that it brings."""
     value = lists.get(value, value) if isinstance(value, str) else value
     if isinstance(value, dict):
         return [*value.items()]
@@ -107,7 +107,7 @@ def _choices(key: str, value: Any, lists: _Keys) -> list[tuple[Any, _Keys]]:
 
 
 def _entry(key: str, value: Any) -> _Keys:
-    """The keys of the entry that a value names: a model of resources.toml for `lm`, or one of the table of that key."""
+    """Return the keys of the entry that a value names: a model for `lm`, or an entry of the table of that key."""
     if key == "lm":
         return {"label": RESOURCES[value].label, "billions": RESOURCES[value].billions}
     entry: Any = _DATA.get(key, {}).get(value) if isinstance(value, str) else None
@@ -115,7 +115,7 @@ def _entry(key: str, value: Any) -> _Keys:
 
 
 def _with_base(entry: _Keys) -> _Keys:
-    """An entry with the keys of the table that it `reads` by."""
+    """Return an entry with the keys of the table that it `reads` by."""
     return _with_base(_DATA[entry["reads"]]) | entry if "reads" in entry else entry
 
 
@@ -142,14 +142,14 @@ def _step(name: str, keys: _Keys, folder: RecipeFolder) -> Step:
 
 
 def _value(value: Any, keys: _Keys) -> Any:
-    """A value, or the one that `{key}` names, or a text with values of keys."""
+    """Return a value, or the one that `{key}` names, or a text with values of keys."""
     if not isinstance(value, str) or "{" not in value:
         return value
     return _value(keys[value[1:-1]] if value[1:-1] in keys else value.format_map(keys), keys)
 
 
 def _published(data: _Keys, columns: list[str]) -> dict[_Place, float]:
-    """The figures of the paper, by their place in the table."""
+    """Return the figures of the paper, by their place in the table."""
     return {
         (model, how, column): figure
         for model, how, *figures in data.get("published", ())
@@ -159,7 +159,7 @@ def _published(data: _Keys, columns: list[str]) -> dict[_Place, float]:
 
 
 def _orders(templates: Iterable[list[str]], cells: list[tuple[Cell, _Keys]]) -> list[Order]:
-    """The orders among the cells of each model and column; a fourth text is a part of the column."""
+    """Return the orders among the cells of each model and column; a fourth text is a part of the column."""
     places: dict[_Place, Measure | None] = {}
     for cell, _ in cells:
         for how in (cell.how, f"{cell.how} {cell.at or 0:g}"):
