@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _K, _TOPIC_K, _ANSWER_K = 10, 1000, 100
 _K_TEXT: Final = f"{_K}; of topics: {_TOPIC_K}; of questions with answers: {_ANSWER_K}"
-_JUDGEMENTS: Final = Needs("`topics` or `qrels`", lambda own: own.topics or own.qrels)
+_JUDGEMENTS: Final = Needs("`topics` or `qrels`", lambda command: command.topics or command.qrels)
 _ANSWER_MEASURES: Final = "Success@1, Success@5, Success@20, Success@100, RR"
-_INDEX: Final = Needs("an index", lambda own: not _is_run_file(own.index))
+_INDEX: Final = Needs("an index", lambda command: not _is_run_file(command.index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,7 @@ class JudgingOptions:
         ),
     ] = None
     qrels: Annotated[
-        Path | None,
-        Option("Relevance judgements of TREC or BEIR.", default_text="of BEIR's folder: qrels/test.tsv"),
+        Path | None, Option("Relevance judgements of TREC or BEIR.", default_text="of BEIR's folder: qrels/test.tsv")
     ] = None
     measures: Annotated[
         str | None,
@@ -52,8 +51,7 @@ class JudgingOptions:
         ),
     ] = None
     against: Annotated[
-        str | None,
-        Option("Compare with this retriever, as for `retriever`, or with this run file.", needs=_JUDGEMENTS),
+        str | None, Option("Compare with this retriever, as for `retriever`, or with this run file.", needs=_JUDGEMENTS)
     ] = None
     run_out: Annotated[Path | None, Option("Run file of TREC to write.", needs=_JUDGEMENTS)] = None
     force: Annotated[bool, options.force_option("run_out")] = False
@@ -115,13 +113,13 @@ def search_command(
     source = ralm.FromRetriever.of_index(opened, retrieval, mask_N=mask_N)
     hits = source.search(texts, k or _K)
     for row, question in enumerate(texts):
-        found = [(source.passages[number], score) for number, score in hits.of(row)]
+        matches = [(source.passages[number], score) for number, score in hits.of(row)]
         terms = marker.terms(question)
         if json or queries is not None:
-            marks = [spans_of(marker.marks(passage.text, terms)) for passage, _ in found]
-            print_json({"query": question, "hits": hits_as_json(found, marks)})
-        elif found:
-            print_hits(found, marker, terms)
+            marks = [spans_of(marker.marks(passage.text, terms)) for passage, _ in matches]
+            print_json({"query": question, "hits": hits_as_json(matches, marks)})
+        elif matches:
+            print_hits(matches, marker, terms)
         else:
             process.print_note(
                 "no passage was found: none contains an indexed word of the query, or none of them may be found"
@@ -171,7 +169,7 @@ def _judge(source: Path, judging: JudgingOptions, retrieval: RetrieverOptions, k
     if judging.run_out is not None:
         ralm.write_run_file(judging.run_out, runs[0], names[0])
     judged = [ralm.judge_run(run, qrels, measures) for run in runs]
-    compared = ralm.Comparison(names[::-1], [one.units for one in reversed(judged)])
+    compared = ralm.Comparison(names[::-1], [run.units for run in reversed(judged)])
     configs: list[JsonValue] = [sources[name].config if name in sources else {"run": name} for name in names]
     return flags.TableOutput(
         lambda: {**compared.as_json(), "by_topic": judged[0].by_topic(), "config": {"k": depth, "runs": configs[::-1]}},
@@ -199,7 +197,7 @@ _PLAN = PlanOptions(document_tokens=0)
 
 def retrieve_command(
     *,
-    given: flags.Given,
+    user_flags: flags.UserFlags,
     text: Annotated[Path, options.argument("Text to retrieve for, as for `ralm eval`.", "TEXTFILE")],
     index: Annotated[Path | None, Option("Folder that `ralm index` made.")] = None,
     lm: Annotated[
@@ -220,7 +218,7 @@ def retrieve_command(
 
     Example: `ralm retrieve my-text.txt -m smollm2 -i my-index -o retrieved.json`
     """
-    plan = options.with_query_tokens(plan, retrieval, given)
+    plan = options.with_query_tokens(plan, retrieval, user_flags)
 
     from ralm.cli.output import print_line
     from ralm.corpus.sources import read_texts

@@ -93,13 +93,13 @@ def _splitting(index: "Index") -> Callable[[Iterable[Document]], Iterator[Passag
 
 
 def _decontamination(index: "Index") -> Decontamination:
-    """The decontamination that the index was built with, from the files that it names."""
+    """Return the decontamination that the index was built with, from the files that it names."""
     record, recorded = index.settings.files, index.manifest.settings.get("decontamination")
     if record is None or not (record.forbidden_titles or record.decontaminate) or not isinstance(recorded, dict):
         return Decontamination()
     made = read_decontamination(
         Path(record.forbidden_titles) if record.forbidden_titles else None,
-        [Path(one) for one in record.decontaminate],
+        [Path(path) for path in record.decontaminate],
         int(str(recorded["ngram"])),
         float(str(recorded["max_overlap"])),
     )

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.cli import options
-from ralm.cli.flags import Given, Output
+from ralm.cli.flags import Output, UserFlags
 from ralm.cli.models import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
@@ -55,7 +55,7 @@ def reranker_command(
 
 
 def _as_json(name: str, trained: Any) -> dict[str, JsonValue]:
-    """The outcome of a training; `name` is the key of its folder."""
+    """Return the outcome of a training; `name` is the key of its folder."""
     fields = asdict(trained)
     return {name: str(fields.pop("out")), **fields}
 
@@ -67,7 +67,7 @@ def _is_from_signals(command: Any) -> bool:
 
 
 _FROM_SIGNALS: Final = Needs("SIGNALS", _is_from_signals)
-_FROM_TEXT: Final = Needs("training text", lambda own: not _is_from_signals(own))
+_FROM_TEXT: Final = Needs("training text", lambda command: not _is_from_signals(command))
 
 
 def retriever_command(
@@ -82,8 +82,7 @@ def retriever_command(
         Option("Index whose passages are found; training text needs it.", default_text="the one that the signals name"),
     ] = None,
     lm: Annotated[
-        str | None,
-        Option("Training text: the language model that scores it, as for `ralm signals`.", needs=_FROM_TEXT),
+        str | None, Option("Training text: the language model that scores it, as for `ralm signals`.", needs=_FROM_TEXT)
     ] = None,
     tuned: Annotated[QueryEncoderOptions, Option("The query encoder.", needs=_FROM_SIGNALS)],
     both: Annotated[RetrieverTrainingOptions, Option("Both encoders.", needs=_FROM_TEXT)],
@@ -130,7 +129,7 @@ def retriever_command(
 
 def signals_command(
     *,
-    given: Given,
+    user_flags: UserFlags,
     sources: Annotated[
         list[str],
         options.argument(
@@ -168,7 +167,7 @@ def signals_command(
         sources,
         opened,
         pipeline.model,
-        options.with_query_tokens(sampled, retrieval, given),
+        options.with_query_tokens(sampled, retrieval, user_flags),
         candidates,
         retriever=source.retriever,
         fields=fields,

@@ -87,7 +87,7 @@ def _print(worth: "Worth", names: dict[str, str]) -> None:
 
 
 def _notes(worth: "Worth") -> Iterator[str]:
-    """What the verdict rests on, a sentence a line."""
+    """Yield what the verdict rests on, a sentence a line."""
     units, noun = worth.gain.units, worth.noun
     all_measured = "all are measured" if units == worth.most else "the others are too short"
     why = {"certain": "the verdict is certain", "budget": "the budget ended", "measured": all_measured}
