@@ -205,7 +205,10 @@ def unused_options(record: Any, names: Collection[str]) -> dict[str, str]:
 def _conditions(
     record: Any, names: Collection[str], missing: str, outer: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield named options with their unmet condition or ""; `missing` is the record's, `outer` is from around it."""
+    """Yield the options of these names, each with its unmet condition, or "".
+
+    `missing` is that of the whole record; `outer` has those that the records around it set for its options.
+    """
     for declaration in declared(type(record)):  # type: ignore[arg-type]
         if not declaration.is_group and declaration.key not in names:
             continue

@@ -114,8 +114,7 @@ class LanguageModel(Configured, Protocol):
 
 
 TOKENS_TOGETHER: Final = 1 << 15
-"""Tokens of texts that are continued together where no memory of a device decides it: with more a processor is no
-faster, and a killed run loses more."""
+"""Tokens of texts that are continued together on a processor: more are no faster, and a killed run loses more."""
 Tier: TypeAlias = Literal["all", "chosen", "top_k", "text"]
 """Which next tokens a model returns log-probabilities for; see `WritingModel.tier`."""
 

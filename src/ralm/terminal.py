@@ -112,14 +112,14 @@ class _Lines:
         return f"{self._description}: {self._done:,}{of}, {_rate_text(rate)}{rest}"
 
 
-_Item = TypeVar("_Item")
+_Element = TypeVar("_Element")
 
 
-def track(items: Iterable[_Item], description: str, total: int | None = None) -> Iterator[_Item]:
-    """Yield the items, and show a bar that counts them."""
+def track(elements: Iterable[_Element], description: str, total: int | None = None) -> Iterator[_Element]:
+    """Yield the elements, and show a bar that counts them."""
     with progress_bar(description, total) as advance:
-        for item in items:
-            yield item
+        for element in elements:
+            yield element
             advance()
 
 
@@ -155,9 +155,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _finite(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_finite(member) for member in value]
     return value
 
 

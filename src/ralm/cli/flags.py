@@ -22,8 +22,7 @@ from ralm.grammar import keys_of, parse_keys
 from ralm.options import Declared, Option, check_effects, check_options, make_record, options_of, without_none
 
 UserFlags: TypeAlias = Mapping[str, str]
-"""The options that the user gave, on the command line or in a file of settings: each name with the flag as written. A
-command with a parameter of this type gets them."""
+"""The flag as written of each option that the user set; a command with a parameter of this type gets them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,8 @@ from typer.core import TyperCommand, TyperGroup
 _FIRST: Final = "Options"
 _LAST: Final = "Output, limits and machines"
 _MOST_USED: Final = (
-    "documents",
-    "encoder",
-    "host",
-    "mixer",
-    "new_tokens",
-    "port",
-    "reader",
-    "rerank",
-    "retriever",
-    "stride",
+    *("encoder", "retriever", "rerank", "documents", "reader", "mixer"),
+    *("stride", "new_tokens", "host", "port"),
 )
 _RECORDS: Final = {
     "ralm.worth": "What is measured",
@@ -36,8 +28,7 @@ _RECORDS: Final = {
 """The groups of options by the package or module whose record has them."""
 _OWN: Final = {
     **dict.fromkeys(("forbidden_titles", "retrieved"), _RECORDS["ralm.retrieval"]),
-    **dict.fromkeys(("prompt", "semantics"), _RECORDS["ralm.answering"]),
-    **dict.fromkeys(("demonstrations", "shots"), _RECORDS["ralm.answering"]),
+    **dict.fromkeys(("prompt", "semantics", "demonstrations", "shots"), _RECORDS["ralm.answering"]),
     **dict.fromkeys(("audit_log", "audit_texts", "max_length"), _RECORDS["ralm.serving"]),
     "fields": _RECORDS["ralm.corpus"],
     **dict.fromkeys(("encoder_args", "lm_args"), "How models run"),

@@ -92,15 +92,10 @@ class Demonstration:
     def report(self, model: LanguageModel) -> Report:
         """Return the report of the reading with BM25's passages."""
         text = self.bm25.traced
-        settings = {
-            "model": model.name,
-            "passages": "BM25's first",
-            "stride": str(PLAN.stride),
-            "windows": PLAN.windows,
-        }
+        reading = {"passages": "BM25's first", "stride": str(PLAN.stride), "windows": PLAN.windows}
         return Report(
             title=HELD_OUT,
-            settings=settings,
+            settings={"model": model.name, **reading},
             perplexity=self.readings["bm25"].measures.token_perplexity,
             baseline_perplexity=self.readings["none"].measures.token_perplexity,
             text=text,

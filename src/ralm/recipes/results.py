@@ -61,7 +61,7 @@ def measure_recipe(recipe: Recipe, changes: Sequence[str], *, stand_in: bool, is
 
 
 def _notes(cell: Cell, measure: Measure, first_columns: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """Yield which column has the same text, first seen in `first_columns`, and whether few targets had a passage."""
+    """Yield that another column has the same text (`first_columns`: the first of each), or that few targets had a passage."""
     for resource, source in cell.reads:
         if resource.kind in ("text", "questions", "choices"):
             name, column = first_columns.setdefault(source, (resource.name, cell.column))
@@ -142,16 +142,9 @@ def write_result(recipe: Recipe, result: Row, path: Path) -> None:
     """Write the folder of a recipe's result atomically, in place of an older one."""
     with outputs.new_folder(path, kind=RECIPE_KIND, force=True) as partial:
         (partial / JSON).write_text(to_json(result) + "\n", encoding="utf-8")
-        sources = [
-            "",
-            "## Where the figures come from",
-            "",
-            "```sh",
-            *(step.command for step in recipe.steps),
-            "```",
-            "",
-        ]
-        (partial / MARKDOWN).write_text("\n".join([as_markdown(recipe, result), *sources]), encoding="utf-8")
+        commands = "\n".join(step.command for step in recipe.steps)
+        sources = f"## Where the figures come from\n\n```sh\n{commands}\n```\n"
+        (partial / MARKDOWN).write_text(f"{as_markdown(recipe, result)}\n\n{sources}", encoding="utf-8")
         if recipe.over:
             _draw(recipe, result, partial / FIGURE)
         settings = {key: result[key] for key in ("recipe", "stand_in", "changes")}
