@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import ralm
-from ralm.answering.options import AnswerOptions
 from ralm.cli import flags, models, options
 from ralm.errors import UsageError, extra
 from ralm.grammar import keys_text
-from ralm.lm.api.endpoint import ApiOptions, RequestOptions, endpoint_of, is_api
-from ralm.lm.registry import API_PACKAGES, ModelOptions
+from ralm.lm.api.endpoint import RequestOptions, endpoint_of, is_api
+from ralm.lm.registry import API_PACKAGES
 from ralm.options import Option
 from ralm.settings import PipelineOptions
 from ralm.terminal import visible
@@ -35,7 +34,7 @@ def ask_command(
             default_text=f"chat API: numbered; {options.PROMPT_TEXT}",
         ),
     ] = None,
-    answering: Annotated[AnswerOptions, Option("How an answer is drawn.", without=("join",))],
+    answering: Annotated[ralm.AnswerOptions, Option("How an answer is drawn.", without=("join",))],
     json: Annotated[bool, Option("Print only one JSON object per question, with every token.")] = False,
 ) -> None:
     """Answer a question with passages in the prompt.
@@ -82,7 +81,7 @@ def _ask_chat_api(
     texts: Sequence[str],
     pipeline: PipelineOptions,
     prompt: str | None,
-    answering: AnswerOptions,
+    answering: ralm.AnswerOptions,
     user_flags: flags.UserFlags,
     *,
     as_json: bool,
@@ -99,7 +98,7 @@ def _ask_chat_api(
     requests = {field.name: getattr(pipeline.model.api, field.name) for field in fields(RequestOptions)}
     if endpoint_of(pipeline.lm).is_url:
         del requests["answers"]  # none is stored
-    if keys := keys_text(pipeline.model, ModelOptions(api=ApiOptions(**requests))):
+    if keys := keys_text(pipeline.model, ralm.ModelOptions(api=ralm.ApiOptions(**requests))):
         raise UsageError(f"`lm_args` {keys} has no effect on a chat API that is asked one request: leave it out.")
     pipeline.check_source()
 

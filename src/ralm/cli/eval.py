@@ -16,7 +16,6 @@ from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
-from ralm.reading.plan import PlanOptions
 from ralm.settings import PipelineOptions
 
 _RETRIEVES: Final = Needs("`index`", lambda job: job.pipeline.retrieves or job.plan.windows == "rolling")
@@ -31,7 +30,7 @@ class EvaluationJob:
     ]
     pipeline: Annotated[PipelineOptions, Option("The model and its passages.")]
     retrieved: Annotated[Path | None, Option("Read with the passages that `ralm retrieve` wrote.")] = None
-    plan: Annotated[PlanOptions, Option("What is read for a stride.", inner={"query_tokens": _RETRIEVES})]
+    plan: Annotated[ralm.PlanOptions, Option("What is read for a stride.", inner={"query_tokens": _RETRIEVES})]
     limit_tokens: options.LimitTokens = None
     fields: Annotated[Fields, options.FIELDS]
 
@@ -125,7 +124,7 @@ def eval_command(
     )
 
 
-def _mixes_bos_with_gain(plan: PlanOptions, tokenizer: Tokenizer) -> bool:
+def _mixes_bos_with_gain(plan: ralm.PlanOptions, tokenizer: Tokenizer) -> bool:
     """Return whether readings with a passage begin with special tokens, and those without one do not."""
     as_published = plan.semantics == "official" and plan.windows != "rolling"
     return as_published and len(full_tokenizer(tokenizer).special_tokens.before) > 0

@@ -13,7 +13,6 @@ from ralm.cli.flags import UserFlags
 from ralm.cli.models import open_model
 from ralm.errors import RalmWarning, UsageError
 from ralm.options import Option
-from ralm.protocols import WritingModel
 from ralm.reading import sampling
 from ralm.settings import PipelineOptions
 
@@ -91,7 +90,7 @@ def generate_command(
             output.write_page(report, page, "where every token came from")
 
 
-def _warn_of_long_prompts(texts: Sequence[str], model: WritingModel, max_length: int) -> None:
+def _warn_of_long_prompts(texts: Sequence[str], model: ralm.WritingModel, max_length: int) -> None:
     """Warn (RalmWarning) if a prompt does not fit before the first new token."""
     longest = max(len(model.tokenizer.encode(text)) for text in texts)
     if longest >= max_length:

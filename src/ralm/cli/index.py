@@ -14,11 +14,9 @@ from ralm.corpus.decontamination import Decontamination, read_decontamination
 from ralm.corpus.documents import Fields
 from ralm.corpus.file_table import FilesRecord, FileTableWriter
 from ralm.corpus.folder import FileSelection
-from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Needs, Option
-from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.dense.options import EncoderArguments, VectorOptions
 from ralm.terminal import path_text
 
@@ -71,7 +69,7 @@ def index_command(
         ),
     ],
     out: Annotated[Path, Option("Folder to write.")],
-    splitting: Splitting,
+    splitting: ralm.Splitting,
     lm: Annotated[str | None, Option("Language model whose tokens `tokens` counts.")] = None,
     corpus: CorpusOptions,
     analyser: Annotated[
@@ -81,8 +79,8 @@ def index_command(
             needs=_BM25,
         ),
     ] = "english",
-    formula: Annotated[BM25Options, Option("The formula of BM25.", needs=_BM25)],
-    build: Annotated[BuildOptions, Option("How BM25 is built.", needs=_BM25)],
+    formula: Annotated[ralm.BM25Options, Option("The formula of BM25.", needs=_BM25)],
+    build: Annotated[ralm.BuildOptions, Option("How BM25 is built.", needs=_BM25)],
     retriever: Annotated[
         Literal["bm25", "dense", "both"], Option("Retrieval to index for; both is also needed for hybrid retrieval.")
     ] = "bm25",

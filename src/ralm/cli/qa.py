@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import ralm
-from ralm.answering.options import AnswerOptions, AnswerSemantics, QuestionFields
+from ralm.answering.options import AnswerSemantics
 from ralm.cli import options
 from ralm.cli.flags import TableOutput, UserFlags
 from ralm.cli.models import open_model, open_pairs
@@ -63,7 +63,7 @@ class QuestionJob:
         ),
     ] = None
     answering: Annotated[
-        AnswerOptions,
+        ralm.AnswerOptions,
         Option(
             "How an answer is drawn.",
             inner={"join": _JOINS, **dict.fromkeys(("new_tokens", "stop", "temperature"), _WRITES)},
@@ -74,12 +74,12 @@ class QuestionJob:
         Option("paper or official: follow the paper's text, or its published code, where they differ.", needs=_OPEN),
     ] = "paper"
     fields: Annotated[
-        QuestionFields,
+        ralm.QuestionFields,
         Option(
             "Fields of a record, such as question=query,answers=gold; `ralm help question-fields` lists the keys.",
             part="keys",
         ),
-    ] = field(default_factory=QuestionFields)
+    ] = field(default_factory=ralm.QuestionFields)
     limit: Annotated[
         int | None, Option("Use only this many questions, with choices of each subject.", default_text="all")
     ] = None
@@ -149,7 +149,7 @@ class QuestionJob:
         return f"{asked}{why}; answers have at most {point['options'].new_tokens} tokens"
 
 
-def _read(has_choices: bool, source: str, names: QuestionFields, limit: int | None) -> Any:
+def _read(has_choices: bool, source: str, names: ralm.QuestionFields, limit: int | None) -> Any:
     """Return the questions of a source, at most so many."""
     return (ralm.read_choice_questions if has_choices else ralm.read_questions)(source, names, limit=limit)
 

@@ -14,8 +14,6 @@ from ralm.errors import UsageError
 from ralm.evaluation import RETRIEVAL_MEASURES
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Needs, Option
-from ralm.reading.plan import PlanOptions
-from ralm.retrieval.retriever import RetrieverOptions
 
 if TYPE_CHECKING:
     from ralm.evaluation.retrieval import Qrels, RetrievalRun
@@ -84,7 +82,7 @@ def search_command(
         str | None, Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.")
     ] = None,
     judging: JudgingOptions,
-    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)],
+    retrieval: Annotated[ralm.RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)],
     json: Annotated[bool, Option("Print only one JSON object.")] = False,
 ) -> None:
     """Find the passages of an index that best match a query.
@@ -131,7 +129,7 @@ def _is_run_file(source: Path) -> bool:
     return source.exists() and not source.is_dir()
 
 
-def _judge(source: Path, judging: JudgingOptions, retrieval: RetrieverOptions, k: int | None) -> flags.TableOutput:
+def _judge(source: Path, judging: JudgingOptions, retrieval: ralm.RetrieverOptions, k: int | None) -> flags.TableOutput:
     """Return the means over judged topics with intervals, of an index that is searched for them or of a run file."""
     from ralm.cli.results import print_comparison
     from ralm.evaluation.retrieval import parse_measures
@@ -192,7 +190,7 @@ def _judged_topics(judging: JudgingOptions, *, searched: bool) -> "tuple[dict[st
     return texts, {topic: qrels[topic] for topic in texts}
 
 
-_PLAN = PlanOptions(document_tokens=0)
+_PLAN = ralm.PlanOptions(document_tokens=0)
 
 
 def retrieve_command(
@@ -205,8 +203,8 @@ def retrieve_command(
     ],
     out: Annotated[Path, Option("File to write (JSON).")],
     k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
-    retrieval: RetrieverOptions,
-    plan: Annotated[PlanOptions, Option("What is read for a stride.", without=("document_tokens", "bos"))] = _PLAN,
+    retrieval: ralm.RetrieverOptions,
+    plan: Annotated[ralm.PlanOptions, Option("What is read for a stride.", without=("document_tokens", "bos"))] = _PLAN,
     limit_tokens: options.LimitTokens = None,
     fields: Annotated[Fields, options.FIELDS],
     force: options.Force = False,

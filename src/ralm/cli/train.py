@@ -13,20 +13,9 @@ from ralm.cli.flags import Output, UserFlags
 from ralm.cli.models import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
-from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
-from ralm.retrieval.retriever import RetrieverOptions
 from ralm.settings import LM_ARGS, PipelineOptions
-from ralm.training.options import (
-    REPLUG,
-    REPLUG_EXAMPLES,
-    CandidateOptions,
-    ExampleOptions,
-    QueryEncoderOptions,
-    RerankerOptions,
-    RetrieverTrainingOptions,
-    TrainingOptions,
-)
+from ralm.training.options import REPLUG, REPLUG_EXAMPLES
 
 
 def reranker_command(
@@ -37,8 +26,8 @@ def reranker_command(
         Path | None, Option("Index that the signals were measured with.", default_text="the one that they name")
     ] = None,
     init: Annotated[str, Option("Language model, encoder or cross-encoder to begin from: hub name or folder.")],
-    reading: RerankerOptions,
-    training: TrainingOptions,
+    reading: ralm.RerankerOptions,
+    training: ralm.TrainingOptions,
     force: options.Force = False,
 ) -> Output:
     """Train a reranker, a cross-encoder that chooses the passages that help the language model most.
@@ -84,12 +73,12 @@ def retriever_command(
     lm: Annotated[
         str | None, Option("Training text: the language model that scores it, as for `ralm signals`.", needs=_FROM_TEXT)
     ] = None,
-    tuned: Annotated[QueryEncoderOptions, Option("The query encoder.", needs=_FROM_SIGNALS)],
-    both: Annotated[RetrieverTrainingOptions, Option("Both encoders.", needs=_FROM_TEXT)],
-    training: TrainingOptions = REPLUG,
-    sampled: Annotated[ExampleOptions, Option("The examples.", needs=_FROM_TEXT)] = REPLUG_EXAMPLES,
-    candidates: Annotated[CandidateOptions, Option("The candidates.", needs=_FROM_TEXT, without=("candidates",))],
-    model: Annotated[ModelOptions, replace(LM_ARGS, needs=_FROM_TEXT)],
+    tuned: Annotated[ralm.QueryEncoderOptions, Option("The query encoder.", needs=_FROM_SIGNALS)],
+    both: Annotated[ralm.RetrieverTrainingOptions, Option("Both encoders.", needs=_FROM_TEXT)],
+    training: ralm.TrainingOptions = REPLUG,
+    sampled: Annotated[ralm.ExampleOptions, Option("The examples.", needs=_FROM_TEXT)] = REPLUG_EXAMPLES,
+    candidates: Annotated[ralm.CandidateOptions, Option("The candidates.", needs=_FROM_TEXT, without=("candidates",))],
+    model: Annotated[ralm.ModelOptions, replace(LM_ARGS, needs=_FROM_TEXT)],
     fields: Annotated[Fields, replace(options.FIELDS, needs=_FROM_TEXT)],
     skip_bad: Annotated[bool, replace(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
     force: options.Force = False,
@@ -139,9 +128,9 @@ def signals_command(
     index: options.IndexFolder,
     lm: options.ModelName,
     out: Annotated[Path, Option("Folder to write.")],
-    sampled: ExampleOptions,
-    candidates: CandidateOptions,
-    retrieval: RetrieverOptions,
+    sampled: ralm.ExampleOptions,
+    candidates: ralm.CandidateOptions,
+    retrieval: ralm.RetrieverOptions,
     model: options.Model,
     fields: Annotated[Fields, options.FIELDS],
     skip_bad: options.SkipBad = False,

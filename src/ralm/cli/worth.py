@@ -15,7 +15,6 @@ from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.options import Option
 from ralm.settings import PipelineOptions
-from ralm.worth.held_out import WorthOptions
 
 if TYPE_CHECKING:
     from ralm.worth.verdict import Worth
@@ -32,7 +31,7 @@ def worth_command(
     questions: Annotated[
         Path | None, Option("Questions with answers that the corpus is for, as for `ralm qa`, instead of a text.")
     ] = None,
-    measuring: WorthOptions,
+    measuring: ralm.WorthOptions,
     fields: Annotated[Fields, options.FIELDS],
     model: options.Model,
 ) -> flags.Output:

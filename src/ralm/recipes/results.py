@@ -61,7 +61,7 @@ def measure_recipe(recipe: Recipe, changes: Sequence[str], *, stand_in: bool, is
 
 
 def _notes(cell: Cell, measure: Measure, first_columns: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """Yield that another column has the same text (`first_columns`: the first of each), or that few targets had a passage."""
+    """Yield that another column has the same text, first seen in `first_columns`, or that few targets had a passage."""
     for resource, source in cell.reads:
         if resource.kind in ("text", "questions", "choices"):
             name, column = first_columns.setdefault(source, (resource.name, cell.column))
