@@ -115,7 +115,7 @@ class LibraryWarning(RalmWarning):
 
 
 def short_message(error: Exception) -> str:
-    """The first line of another library's message, without the full stop at its end, or its type if it has none."""
+    """Return the first line of a library's message without its full stop, or the type of an error without a message."""
     return (next(iter(str(error).strip().splitlines()), "") or type(error).__name__)[:_SHORT_MESSAGE].rstrip(". ")
 
 

@@ -34,18 +34,14 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The parts that an option names, such as the readers: the record of each name, and the members that a class of
-    your own must have."""
+    """The parts that an `option` names, such as readers, and the `members` that a class of your own must have."""
 
     option: str
     records: Mapping[str, type]
     members: tuple[str, ...]
 
     def parse(self, text: str) -> Any:
-        """Return the record of a part of ralm, or the `OwnPart` that a text names.
-
-        Raises UsageError if there is no such part or key, or if a value is invalid.
-        """
+        """Return the record of a part of ralm, or the `OwnPart` that a text names; UsageError if it names none."""
         name, rest = _split(text, self.records)
         title = f'`{self.option}="{name}"`'
         if name in self.records:
@@ -54,8 +50,8 @@ class Catalogue:
             return OwnPart(title, name, rest, self.members)
         close = get_close_matches(name, self.records, n=1)
         meant = f"write {close[0]}, or " if close else "write "
-        known = f"{meant}one of {', '.join(self.records)}, or a class of your own as module:Class"
-        raise UsageError(f"{title} is not known: {known}.")
+        choices = f"{meant}one of {', '.join(self.records)}, or a class of your own as module:Class"
+        raise UsageError(f"{title} is not known: {choices}.")
 
     def name_of(self, text: str) -> str:
         """Return the name in a text, without keys."""
@@ -86,8 +82,8 @@ class OwnPart:
     def make(self, *arguments: Any) -> Any:
         """Return an object of the class, made with these arguments and the keys by name.
 
-        Its `config` names the class and its keys, and has the hash of the file that defines it, too. Raises UsageError
-        if there is no such class, if it cannot be made, or if it lacks a member of its protocol.
+        Its `config` has the class, its keys, and the hash of the file that defines it, too. Raises UsageError if there
+        is no such class, if it cannot be made, or if it lacks a member of its protocol.
         """
         made_by = self.load()
         keys = {key: json_or_text(value) for key, value in parse_pairs(self.keys, self.title).items()}
@@ -137,25 +133,24 @@ def _shared(part: OwnPart, _class: type) -> Any:
 
 
 def parse_keys(record: type[_Record], text: str, title: str) -> _Record:
-    """Return a record with the values of `key=value,key=value`; UsageError, which begins with the `title`, if one is
-    unknown, written twice, of another type or out of bounds."""
+    """Return a record with the values of `key=value,key=value`; a UsageError begins with the `title`."""
     return read_keys(record, parse_pairs(text, title), title)
 
 
 def read_keys(record: type[_Record], texts: Mapping[str, str], title: str) -> _Record:
     """Return the record of keys that are parsed already; raises what `parse_keys` raises."""
-    known = keys_of(record)
+    declarations = keys_of(record)
     for key in texts:
-        if key not in known:
-            close = get_close_matches(key, known, n=1)
-            meant = f"the nearest is {close[0]}; " if close and len(known) > 3 else ""
-            keys = f"its keys are {', '.join(known)}" if known else "it has none"
+        if key not in declarations:
+            close = get_close_matches(key, declarations, n=1)
+            meant = f"the nearest is {close[0]}; " if close and len(declarations) > 3 else ""
+            keys = f"its keys are {', '.join(declarations)}" if declarations else "it has none"
             raise UsageError(f"{title} has no key {key!r}: {meant}{keys}.")
-    for key, declaration in known.items():
+    for key, declaration in declarations.items():
         if declaration.default is MISSING and key not in texts:
             raise UsageError(f"{title} needs {key}=...: {declaration.option.help}")
     try:
-        made: _Record = make_record(record, {key: read_value(known[key], text) for key, text in texts.items()})
+        made: _Record = make_record(record, {key: read_value(declarations[key], text) for key, text in texts.items()})
     except UsageError as error:
         message = str(error)
         raise UsageError(message if message.startswith(title) else f"{title}: {message.replace('`', '')}") from None
@@ -169,9 +164,9 @@ def keys_of(record: type) -> dict[str, Declared]:
 
 def keys_text(record: Any, base: Any) -> str:
     """Return the keys that turn the record `base` into `record`, as `parse_keys` reads them."""
-    before = {one.key: one.default for one in options_of(type(base), base)}
-    changed = {one.key: one.default for one in options_of(type(record), record) if one.default != before[one.key]}
-    return ",".join(f"{key}={quoted(as_text(value))}" for key, value in changed.items())
+    before = {declaration.key: declaration.default for declaration in options_of(type(base), base)}
+    after = {declaration.key: declaration.default for declaration in options_of(type(record), record)}
+    return ",".join(f"{key}={quoted(as_text(value))}" for key, value in after.items() if value != before[key])
 
 
 def quoted(value: str) -> str:
@@ -191,13 +186,13 @@ def pieces(text: str) -> Iterator[str]:
     return (match[0].strip() for match in _PIECE.finditer(text))
 
 
-def _split(text: str, known: Mapping[str, type]) -> tuple[str, str]:
-    """The name at the beginning of a text, and its keys."""
+def _split(text: str, names: Mapping[str, type]) -> tuple[str, str]:
+    """Return the name at the beginning of a text, and its keys."""
     if is_url(text):
         return text, ""
     name, _, rest = text.partition(":")
     attribute, _, keys = rest.partition(":")
-    return (f"{name}:{attribute}", keys) if name not in known and attribute.isidentifier() else (name, rest)
+    return (f"{name}:{attribute}", keys) if name not in names and attribute.isidentifier() else (name, rest)
 
 
 def parse_pairs(text: str, title: str) -> dict[str, str]:
@@ -246,14 +241,14 @@ def json_or_text(value: str) -> Any:
 
 
 def _with_config(made_by: type, record: Mapping[str, Any]) -> type:
-    """The class, with a `config` that has these values too."""
+    """Return the class with a `config` that has these values too."""
 
     def config(part: Any) -> dict[str, Any]:
-        value = vars(part)["config"] if "config" in vars(part) else super(own, part).config
+        value = vars(part)["config"] if "config" in vars(part) else super(derived, part).config
         return {**config_of(type(made_by.__name__, (), {"config": value})(), "part"), **record}
 
     def set_config(part: Any, value: Any) -> None:
         vars(part)["config"] = value
 
-    own: Any = type(made_by.__name__, (made_by,), {"config": property(config, set_config)})
-    return own
+    derived: Any = type(made_by.__name__, (made_by,), {"config": property(config, set_config)})
+    return derived

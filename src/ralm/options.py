@@ -20,8 +20,7 @@ from ralm.validation import MAX_COUNT, MAX_SEED, check_count, check_number, chec
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The condition for an option to have an effect: in words, with arguments in backticks as in messages, and as a
-    function of the record that has the option."""
+    """The condition for an option to have an effect: in words, and as a function of the record that has the option."""
 
     text: str
     met: Callable[[Any], bool]
@@ -61,7 +60,7 @@ class Option:
     inner: Mapping[str, Needs] | None = None
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]) -> Any:
-        """The schema of the type with help and bounds; pydantic calls this for a field of a request or a recipe."""
+        """Return the schema of the type with help and bounds; pydantic calls this for fields of requests."""
         schema = handler(core_schema) | {"description": self.help}
         for number in (schema, *schema.get("anyOf", ())):
             if number.get("type") in ("integer", "number"):
@@ -94,7 +93,7 @@ class Option:
 
 
 def seed_option(needs: Needs | None = None) -> Option:
-    """The declaration of a seed, which every record that draws at random has."""
+    """Return the declaration of a seed, which every record that draws at random has."""
     return Option("Seed of random draws.", minimum=0, maximum=MAX_SEED, needs=needs)
 
 
@@ -122,52 +121,51 @@ class Declared(NamedTuple):
 def declared(record: type) -> tuple[Declared, ...]:
     """Return the options of a record: its fields that are annotated with an `Option`."""
     return tuple(
-        Declared(one.name, kind, mark, one.default if one.default_factory is MISSING else one.default_factory(), record)
-        for one in fields(record)
-        for kind, marks in [annotation(one.type)]
-        for mark in marks
-        if isinstance(mark, Option)
+        Declared(field.name, kind, option, default, record)
+        for field in fields(record)
+        for kind, marks in [annotation(field.type)]
+        for option in marks
+        if isinstance(option, Option)
+        for default in [field.default if field.default_factory is MISSING else field.default_factory()]
     )
 
 
 def options_of(record: type, base: Any = MISSING, without: tuple[str, ...] = ()) -> Iterator[Declared]:
-    """Yield the options with a flag or key of a record, and of those in it, `without` some; defaults are the values of
-    `base`, if it is such a record."""
-    for one in _on_base(record, base, without):
-        if one.is_group:
-            yield from options_of(one.kind, one.default, (*without, *one.option.without))
-        elif one.option.flag != "":
-            yield one
+    """Yield the options with a flag or key of a record and of those in it; defaults are those of `base`, if given."""
+    for declaration in _on_base(record, base, without):
+        if declaration.is_group:
+            yield from options_of(declaration.kind, declaration.default, (*without, *declaration.option.without))
+        elif declaration.option.flag != "":
+            yield declaration
 
 
 def make_record(record: Any, values: Mapping[str, Any], base: Any = MISSING, without: tuple[str, ...] = ()) -> Any:
-    """Return a record with these values, by the keys of `options_of`; others are those of `base`, if it is such a
-    record, or defaults."""
+    """Return a record with values by the keys of `options_of`; others are those of `base`, or defaults."""
     made: dict[str, Any] = {}
-    for one in _on_base(record, base, without):
-        if one.is_group:
-            made[one.name] = make_record(one.kind, values, one.default, (*without, *one.option.without))
-        elif one.key in values and one.option.flag != "":
-            made[one.name] = values[one.key]
+    for declaration in _on_base(record, base, without):
+        if declaration.is_group:
+            made[declaration.name] = make_record(
+                declaration.kind, values, declaration.default, (*without, *declaration.option.without)
+            )
+        elif declaration.key in values and declaration.option.flag != "":
+            made[declaration.name] = values[declaration.key]
     return replace(base, **made) if isinstance(base, record) else record(**made)
 
 
 def _on_base(record: type, base: Any, without: tuple[str, ...]) -> Iterator[Declared]:
-    for one in declared(record):
-        if one.name in without:
-            continue
-        default = getattr(base, one.name) if isinstance(base, record) else one.default
-        if default == one.default:
-            yield one
-        else:
-            yield one._replace(default=default, option=replace(one.option, default_text=None))
+    for declaration in declared(record):
+        if declaration.name not in without:
+            default = getattr(base, declaration.name) if isinstance(base, record) else declaration.default
+            is_same = default == declaration.default
+            option = declaration.option if is_same else replace(declaration.option, default_text=None)
+            yield declaration._replace(default=default, option=option)
 
 
 def check_options(record: Any) -> None:
     """Raise UsageError if an option of a record, which calls this on creation, is out of bounds or no choice."""
-    for one in declared(type(record)):  # type: ignore[arg-type]
-        if not one.option.argument:  # whoever reads an argument says what is wrong with it
-            one.option.check(one.name, one.kind, getattr(record, one.name))
+    for declaration in declared(type(record)):  # type: ignore[arg-type]
+        if not declaration.option.argument:  # whoever reads an argument says what is wrong with it
+            declaration.option.check(declaration.name, declaration.kind, getattr(record, declaration.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,25 +209,25 @@ def _conditions(
 
     `missing` is that of the whole record; `outer` has those that the records around it set for its options.
     """
-    for one in declared(type(record)):  # type: ignore[arg-type]
-        if not one.is_group and one.key not in names:
+    for declaration in declared(type(record)):  # type: ignore[arg-type]
+        if not declaration.is_group and declaration.key not in names:
             continue
-        needs = one.option.needs
-        unmet = missing or outer.get(one.name, needs.unmet(record) if needs else "")
-        if one.is_group:
-            inner = {name: needs.unmet(record) for name, needs in (one.option.inner or {}).items()}
-            yield from _conditions(getattr(record, one.name), names, unmet, {**outer, **inner})
+        needs = declaration.option.needs
+        unmet = missing or outer.get(declaration.name, needs.unmet(record) if needs else "")
+        if declaration.is_group:
+            inner = {name: needs.unmet(record) for name, needs in (declaration.option.inner or {}).items()}
+            yield from _conditions(getattr(record, declaration.name), names, unmet, {**outer, **inner})
         else:
-            yield one.key, unmet
+            yield declaration.key, unmet
 
 
 def annotation(of: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without `Annotated`, and the metadata of `Annotated`."""
+    """Return a type without `Annotated`, and the metadata of `Annotated`."""
     return (get_args(of)[0], of.__metadata__) if get_origin(of) is Annotated else (of, ())
 
 
 def without_none(kind: Any) -> Any:
-    """The type without `None`."""
+    """Return the type without `None`."""
     if get_origin(kind) is UnionType or str(get_origin(kind)) == "typing.Union":
-        return next(one for one in get_args(kind) if one is not NoneType)
+        return next(member for member in get_args(kind) if member is not NoneType)
     return kind

@@ -136,8 +136,14 @@ def open_pipeline(
 ) -> Pipeline:
     """Open an index and a language model, and put the parts together.
 
-    `source` are passages from elsewhere, such as a file. `load` loads a language model by name, `load_pairs` a
-    cross-encoder. What options alone can tell is checked before a model is loaded.
+    What options alone can tell is checked before a model is loaded.
+
+    Args:
+        options: The model, the index, and the parts by name.
+        source: Passages from elsewhere, such as a file.
+        plan: What is read for a stride; by default that of In-Context RALM.
+        load: Loads a language model by name.
+        load_pairs: Loads a cross-encoder.
 
     Raises:
         UsageError: If there is no such part, or parts do not go together.
@@ -176,11 +182,11 @@ def open(  # noqa: A001  # users write `ralm.open`
         >>> pipe = ralm.open("my-index", lm="smollm2", reader="ensemble:documents=4", mixer="posterior")
         >>> pipe.ask("Who discovered radium?").answer.text
     """
-    given = {name: value for name, value in settings.items() if value is not None}
+    values = {name: value for name, value in settings.items() if value is not None}
     fields = {"reader": "reader", "mixer": "mixer", "rerank": "reranker"}
-    own = {part: given.pop(name) for name, part in fields.items() if not isinstance(given.get(name, ""), str)}
-    texts = {name: as_text(value) for name, value in given.items()}
+    objects = {part: values.pop(name) for name, part in fields.items() if not isinstance(values.get(name, ""), str)}
+    texts = {name: as_text(value) for name, value in values.items()}
     where = {} if index is None else {"index": str(index)}
     options = read_settings(PlannedOptions, {"lm": lm, **where, **texts}, "the pipeline")
     pipeline = open_pipeline(options, plan=options.plan)
-    return replace(pipeline, parts=replace(pipeline.parts, **own))
+    return replace(pipeline, parts=replace(pipeline.parts, **objects))

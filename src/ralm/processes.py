@@ -11,14 +11,12 @@ _ENDING: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
 def collect_rarely() -> None:
-    """Look for garbage rarely: almost all objects that imports make stay, and looking through them again and again
-    takes a tenth of the time to start, and a fifth until a model is loaded."""
+    """Look for garbage rarely: almost all objects of imports stay, and looking takes a tenth of the time to start."""
     gc.set_threshold(20_000)
 
 
 class HeldSignals:
-    """In this block, and in the main thread, handlers of signals that end the program are called late: when the block
-    ends, or as soon as `release` is called.
+    """A block that delays the handlers of signals that end the program to its end, or to `release`, in the main thread.
 
     What is made and removed in such a block is never left half done by an exception of a handler. Blocking signals in
     this thread is not enough: another thread may receive them, and Python still calls the handler in the main thread.

@@ -32,10 +32,10 @@ class Tokenizer(Protocol):
     """Converts text to token ids and back; the other members of `FullTokenizer` are optional and have defaults."""
 
     def encode(self, text: str) -> IntArray:
-        """Token ids (int64) of a text, without special tokens."""
+        """Return the token ids (int64) of a text, without special tokens."""
 
     def decode(self, tokens: IntArray) -> str:
-        """The text of token ids, including special tokens."""
+        """Return the text of token ids, including special tokens."""
 
 
 @runtime_checkable
@@ -55,24 +55,28 @@ class FullTokenizer(Tokenizer, Protocol):
         """The id of the token for text that the tokenizer does not know, or None. Without this member: None."""
 
     def token_of(self, text: str) -> int | None:
-        """The id of the token that is spelled exactly like `text`, else of the unknown token, else None. Without this
-        member: None."""
+        """Return the id of the token spelled like `text`, else of the unknown token. Without this member: None."""
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The ids (int64, N) of a text, and the first and one past the last character of each (int64, N x 2). Without
-        this member, the spans are found by decoding the tokens."""
+        """Return the ids (int64, N) of a text, and the first and one past the last character of each (int64, N x 2).
+
+        Without this member, the spans are found by decoding the tokens.
+        """
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        """Token ids (int64) of a document in the prompt, with the special tokens that the tokenizer adds, cut to
-        `max_tokens`. Without this member: the same, built from `special_tokens` and `encode`."""
+        """Return the ids (int64) of a document in the prompt, with special tokens, cut to `max_tokens`.
+
+        Without this member: the same, built from `special_tokens` and `encode`.
+        """
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
-        """The ids (int64, N) of a chat of these messages, up to where the model's answer begins, and which characters
-        of the last message of the user each token stands for (int64, N x 2), as in `encode_with_spans`.
+        """Return the ids (int64, N) of a chat, up to the model's answer, and the span of each token (int64, N x 2).
 
-        A token of another message, or of the chat template, has an empty span: at the beginning of that message if it
-        comes before, else at the end. Text of messages is never read as a special token. None if the tokenizer has no
-        chat template, and without this member."""
+        Spans are of characters of the user's last message, as in `encode_with_spans`. A token of another message, or of
+        the chat template, has an empty span: at the beginning of that message if it comes before, else at the end. Text
+        of messages is never read as a special token. None if the tokenizer has no chat template, and without this
+        member.
+        """
 
 
 class Configured(Protocol):
@@ -80,8 +84,7 @@ class Configured(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Everything that affects the figures of a run, as JSON: a resumed run compares it. The key `reader`,
-        `reranker` or `mixer` holds the name of such a part."""
+        """Everything that affects figures, as JSON, for a resumed run; of a reader, mixer or reranker its name too."""
 
 
 class LanguageModel(Configured, Protocol):
@@ -104,15 +107,14 @@ class LanguageModel(Configured, Protocol):
         """The model's own tokenizer."""
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
-        """For each sequence, longest first, the natural log-probability (float32, P) of each of its targets.
+        """Return the natural log-probability (float32, P) of each target of each sequence; they come longest first.
 
         A model that yields each array as soon as it is computed loses less when it is killed.
         """
 
 
 TOKENS_TOGETHER: Final = 1 << 15
-"""Tokens of texts that are continued together where no memory of a device decides it: with more a processor is no
-faster, and a killed run loses more."""
+"""Tokens of texts that are continued together on a processor: more are no faster, and a killed run loses more."""
 Tier: TypeAlias = Literal["all", "chosen", "top_k", "text"]
 """Which next tokens a model returns log-probabilities for; see `WritingModel.tier`."""
 
@@ -138,21 +140,22 @@ class ModelTraits:
 
 
 def traits_of(model: LanguageModel) -> ModelTraits:
-    """The optional members of a model; a `Scorer`, which wraps a model, holds those of that model as `traits`."""
-    held = getattr(model, "traits", None)
-    if isinstance(held, ModelTraits):
-        return held
-    names = (one.name for one in fields(ModelTraits))
+    """Return the optional members of a model, or those of the model in a `Scorer`, which are its `traits`."""
+    traits = getattr(model, "traits", None)
+    if isinstance(traits, ModelTraits):
+        return traits
+    names = (trait.name for trait in fields(ModelTraits))
     return ModelTraits(**{name: getattr(model, name) for name in names if hasattr(model, name)})
 
 
 class Continuations(Protocol):
-    """Texts that a language model is continuing. More members are optional:
+    """Texts that a language model is continuing.
+
+    More members are optional:
 
     - `draw(texts, draws)` returns what each `Draw` draws (`Drawn`) from the predictions of the next tokens of the
       texts. A model on a device draws there, so that no distribution is copied.
-    - `chosen(texts, tokens)` is `next_tokens` for exactly these token ids (int64, C), for a model of the tier
-      `chosen`.
+    - `chosen(texts, tokens)` is `next_tokens` for exactly these token ids (int64, C), for a model of the tier `chosen`.
     - `score(sequences)` is `LanguageModel.score` that may reuse what the sequences share with the texts of the previous
       call. It is not called if the model's `merges_prefixes` is False.
     - `read_ahead(several)` gets the `TextsAhead` of each average that is requested next, so that one request can read
@@ -181,18 +184,18 @@ class WritingModel(LanguageModel, Protocol):
         """
 
     def continuations(self) -> Continuations:
-        """A new `Continuations` object that has not read any text."""
+        """Return a new `Continuations` object that has not read any text."""
 
 
 class Encoder(Configured, Protocol):
-    """Turns texts into vectors of D dimensions; a larger inner product means a better match of query and passage.
+    """A model that turns texts into vectors of D dimensions; the inner product says how well query and passage match.
 
     An encoder may have `trained_for` (str), the fingerprint of the passage encoder that its queries are for, too.
     """
 
     @property
     def dimension(self) -> int:
-        """D."""
+        """The number of dimensions, D."""
 
     @property
     def query_fingerprint(self) -> str:
@@ -203,31 +206,31 @@ class Encoder(Configured, Protocol):
         """Everything about the encoder that affects the query vectors; the key `reading` says how it reads a text."""
 
     def passage_text(self, passage: Passage) -> str:
-        """The text of a passage that the encoder reads."""
+        """Return the text of a passage that the encoder reads."""
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
-        """The vectors (float32, P x D) of P passages; `advance` is called as passages are done."""
+        """Return the vectors (float32, P x D) of P passages; `advance` is called as passages are done."""
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
-        """The vectors (float32, Q x D) of Q queries."""
+        """Return the vectors (float32, Q x D) of Q queries."""
 
 
 class Retriever(Configured, Protocol):
-    """Finds passages for queries.
+    """A part that finds passages for queries.
 
-    A retriever may also have `stable` (int): up to this `k`, a smaller `k` returns a prefix of the hits of a larger
-    one, so that a sweep retrieves once.
+    It may also have `stable` (int): up to this `k`, a smaller `k` returns a prefix of the hits of a larger one, so that
+    a sweep retrieves once.
     """
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query. The hits may have fewer than k columns."""
+        """Return the k best passages for each query. The hits may have fewer than k columns."""
 
 
 class Rows(Protocol):
     """R positions at which texts are continued: the strides of a text, or prompts that are being completed."""
 
     def __len__(self) -> int:
-        """R."""
+        """Return the number of rows, R."""
 
     @property
     def queries(self) -> Sequence[str]:
@@ -238,24 +241,32 @@ class Rows(Protocol):
         """The index of each row's stride in its text (int64, R), from 0; it seeds the random draws for the row."""
 
     def prefix(self, row: int) -> str:
-        """The text before a row."""
+        """Return the text before a row."""
 
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
-        """For each (row, passage), the log-probabilities (float32) of at most the last `tokens` tokens of the row's
-        prefix, with the passage in front, under the reading model or another one.
+        """Return log-probabilities (float32) of the end of the text before each row, with a passage in front.
 
-        Raises UsageError if the passage and the tokens do not fit into the model.
+        Args:
+            candidates: Pairs of a row and the number of a passage.
+            tokens: The number of tokens at the end; the text may have fewer.
+            model: Score with this model; by default the reading model.
+
+        Raises:
+            UsageError: If the passage and the tokens do not fit into the model.
         """
 
     def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:
-        """For each (row, passage), the log-probabilities (float32) of the row's targets under the reading model, with
-        the passage in front; UsageError during generation, when these are not known yet."""
+        """Return log-probabilities (float32) of the targets of each (row, passage).
+
+        Raises:
+            UsageError: If text is generated, so that targets are not known yet.
+        """
 
 
 class Reranker(Configured, Protocol):
-    """Chooses which hits of each row are read.
+    """A part that chooses which hits of each row are read.
 
     Two more members are optional: `needs_targets` (bool) says that it looks at the text to be predicted, so that it
     cannot generate; `model` is the language model that it ranks with, if it has its own.
@@ -266,28 +277,30 @@ class Reranker(Configured, Protocol):
         """The number of hits of a row that it chooses from."""
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-        """The k best hits of each row, best first, or all if a row has fewer, with the reranker's scores."""
+        """Return the k best hits of each row, best first, or all if a row has fewer, with the reranker's scores."""
 
 
 class Documents(Protocol):
     """Passages as token ids of the reading model, ready to be read before a context."""
 
     def __getitem__(self, number: int) -> IntArray:
-        """The token ids (int64) of a passage: leading special tokens, title, newline, text, cut to the plan's
-        `document_tokens`. For `NO_PASSAGE`, the tokens that are used without a passage."""
+        """Return the token ids (int64) of a passage: leading special tokens, title, newline, text.
+
+        They are cut to the plan's `document_tokens`. `NO_PASSAGE` gives the tokens that are used without a passage.
+        """
 
     def passage(self, number: int) -> Passage:
-        """The passage itself."""
+        """Return the passage itself."""
 
     def encode(self, text: str) -> IntArray:
-        """The token ids (int64) of any text as it would stand in front, with special tokens and cut like a passage."""
+        """Return the token ids (int64) of any text in front of a context, with special tokens, cut like a passage."""
 
     def encode_next(self, text: str) -> IntArray:
-        """The token ids (int64) of a text that follows another one in front: no special tokens, cut like a passage."""
+        """Return the token ids (int64) of a text that follows another: no special tokens, cut like a passage."""
 
 
 class Reader(Configured, Protocol):
-    """Decides what the model reads before each row's context: which passages, in which layout, with which scores.
+    """A part that decides what stands before each row's context: which passages, in which layout, with which scores.
 
     The model reads the row once after each prompt prefix, and the distributions are averaged (REPLUG, Eq. 2). The
     optional `joined` is the largest number of passages in one prompt prefix (default 1), for checks of lengths.
@@ -298,8 +311,7 @@ class Reader(Configured, Protocol):
         """The number of passages to retrieve for a row."""
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
-        """The prompt prefixes of one row, given the (passage number, score) pairs of its hits, best first, at least
-        one."""
+        """Return the prompt prefixes of a row from its hits: (passage number, score), best first, at least one."""
 
 
 @runtime_checkable
@@ -311,11 +323,16 @@ class Mixer(Configured, Protocol):
         """How many tokens before each target it looks at; 0 if the weights of a row do not depend on its text."""
 
     def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:
-        """Return the natural logarithms of the weights (float64, K) for one target; the weights must sum to 1.
+        """Return the weights of the readings for one target.
 
-        `scores_K` (float64) are the scores of the readings. `evidence_KE` (float32) holds the natural log-probabilities
-        of the `evidence` tokens before the target, oldest first, after each prompt prefix; where the text has fewer
-        tokens they are 0, which favours no passage. There are none (K x 0) before a row is read.
+        Args:
+            scores_K: Scores of the readings (float64).
+            evidence_KE: Natural log-probabilities (float32) of the E = `evidence` tokens before the target, oldest
+                first, after each prompt prefix. Where the text has fewer tokens they are 0, which favours no passage.
+                There are none (K x 0) before a row is read.
+
+        Returns:
+            Natural logarithms of the weights (float64, K), which must sum to 1.
         """
 
 
@@ -324,5 +341,9 @@ class DistributionMixer(Configured, Protocol):
     """Takes the place of a `Mixer` where text is generated: makes a distribution that need not be an average."""
 
     def log_probs(self, average_V: DoubleArray, plain_V: DoubleArray) -> DoubleArray:
-        """The natural log-probabilities (float64, V) of the next token, from those of the average over the passages of
-        a row under the reader's weights, and of the prediction without passages."""
+        """Return the natural log-probabilities (float64, V) of the next token.
+
+        Args:
+            average_V: Log-probabilities of the average over the passages of a row, under the reader's weights.
+            plain_V: Log-probabilities without passages.
+        """

@@ -36,8 +36,7 @@ _TAIL_ROUNDING: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpecialTokens:
-    """The special tokens that a tokenizer adds `before` and `after` every text, as token ids (int64); `begin` is the id
-    of the BOS, even if the tokenizer does not add it, or None."""
+    """The special tokens (int64 ids) `before` and `after` every text; `begin` is the BOS, added or not, or None."""
 
     before: IntArray
     after: IntArray
@@ -97,7 +96,7 @@ class Message:
 
 
 def padded(rows: Sequence[Sequence[float] | NDArray[Any]], fill: float, dtype: type[_Number]) -> NDArray[_Number]:
-    """Rows of different lengths as one array (R x K), padded on the right, with at least one column."""
+    """Return rows of different lengths as one array (R x K), padded on the right, with at least one column."""
     counts_R = np.array([len(row) for row in rows], dtype=np.int64)
     there_RK = np.arange(max(1, counts_R.max(initial=1))) < counts_R[:, None]
     padded_RK = np.full(there_RK.shape, fill, dtype=dtype)
@@ -128,12 +127,12 @@ class Hits:
 
     @classmethod
     def none(cls, queries: int, k: int) -> Self:
-        """`k` columns of `NO_PASSAGE` for each query."""
+        """Return `k` columns of `NO_PASSAGE` for each query."""
         return cls(np.full((queries, k), NO_PASSAGE, dtype=np.int64), np.zeros((queries, k), dtype=np.float32))
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[Sequence[int] | IntArray, Sequence[float] | FloatArray]]) -> Self:
-        """Hits from the passage numbers and scores of each query, padded, with at least one column."""
+        """Return hits of the passage numbers and scores of each query, padded, with at least one column."""
         return cls(
             padded([numbers for numbers, _ in rows], NO_PASSAGE, np.int64),
             padded([scores for _, scores in rows], 0, np.float32),
@@ -141,24 +140,24 @@ class Hits:
 
     @classmethod
     def from_pairs(cls, rows: Sequence[Sequence[tuple[int, float]]]) -> Self:
-        """Hits from each query's (passage number, score) pairs, best first, as `of` returns them; rows may be empty."""
+        """Return hits of each query's (passage number, score) pairs, best first; rows may be empty."""
         return cls.of_rows([([number for number, _ in row], [score for _, score in row]) for row in rows])
 
     def __len__(self) -> int:
         return len(self.numbers_QK)
 
     def spread(self, rows: IntArray, count: int) -> "Hits":
-        """These hits as the given `rows` of `count` rows; the other rows have no hits."""
+        """Return these hits as the given `rows` of `count` rows; the other rows have no hits."""
         spread = Hits.none(count, self.numbers_QK.shape[1])
         spread.numbers_QK[rows], spread.scores_QK[rows] = self.numbers_QK, self.scores_QK
         return spread
 
     def first(self, k: int) -> "Hits":
-        """The first k hits of every query."""
+        """Return the first k hits of every query."""
         return Hits(numbers_QK=self.numbers_QK[:, :k], scores_QK=self.scores_QK[:, :k])
 
     def of(self, query: int) -> list[tuple[int, float]]:
-        """The (passage number, score) pairs of the hits of one query, best first."""
+        """Return the (passage number, score) pairs of the hits of one query, best first."""
         row = zip(self.numbers_QK[query].tolist(), self.scores_QK[query].tolist(), strict=True)
         return [(number, score) for number, score in row if number != NO_PASSAGE]
 
@@ -193,7 +192,7 @@ class Readings:
 
     @classmethod
     def single(cls, prompt_prefix: PromptPrefix) -> Self:
-        """One reading, which has all the weight."""
+        """Return one reading, which has all the weight."""
         return cls([prompt_prefix], np.zeros(1))
 
     def __len__(self) -> int:
@@ -208,12 +207,12 @@ class Readings:
     @property
     def passages_K(self) -> IntArray:
         """The passage (int64, K) credited with each reading, or `NO_PASSAGE`."""
-        return np.array([one.passage for one in self.prompt_prefixes], dtype=np.int64)
+        return np.array([prefix.passage for prefix in self.prompt_prefixes], dtype=np.int64)
 
     @property
     def scores_K(self) -> DoubleArray:
         """The score (float64, K) of each reading."""
-        return np.array([one.score for one in self.prompt_prefixes], dtype=np.float64)
+        return np.array([prefix.score for prefix in self.prompt_prefixes], dtype=np.float64)
 
 
 NO_READINGS: Final = Readings((), np.zeros(0))
@@ -221,8 +220,7 @@ NO_READINGS: Final = Readings((), np.zeros(0))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A request for the log-probabilities of targets: the model reads `[document; context; targets]`, three int64
-    vectors of token ids, of which one of the first two may be empty."""
+    """Tokens to score: the model reads `[document; context; targets]` (int64); one of the first two may be empty."""
 
     document: IntArray
     context: IntArray
@@ -233,20 +231,19 @@ class Request:
         assert len(self.document) + len(self.context) > 0, "a target with nothing before it"
 
     def __len__(self) -> int:
-        """The number of tokens that the model reads, including the targets."""
+        """Return the number of tokens that the model reads, including the targets."""
         return len(self.document) + len(self.context) + len(self.targets)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoringSequence:
-    """Tokens (int64) that a language model reads once, and the positions `targets_P` (int64, ascending, from 1), each
-    of which is predicted from all tokens before it."""
+    """Tokens (int64) that a model reads once, with the positions (int64, ascending, from 1) of P targets."""
 
     tokens_N: IntArray
     targets_P: IntArray
 
     def __len__(self) -> int:
-        """The number of tokens that the model reads: all but the last, which is only predicted."""
+        """Return the number of tokens that the model reads: all but the last, which is only predicted."""
         return len(self.tokens_N) - 1
 
 
@@ -279,7 +276,7 @@ class NextTokens:
         return np.minimum(lowest_B, tail_B).astype(np.float32)
 
     def of(self, texts: slice | Sequence[int]) -> "NextTokens":
-        """The predictions of some of the texts."""
+        """Return the predictions of some of the texts."""
         return NextTokens(
             self.log_probs_BC[texts],
             None if self.tokens_BC is None else self.tokens_BC[texts],
@@ -324,7 +321,7 @@ class Drawn:
 
 
 def log_tail_mass(log_probs_BC: FloatArray) -> DoubleArray:
-    """The natural logarithm (float64, B) of the probability that listed tokens leave to all others, rounded up."""
+    """Return the logarithm (float64, B) of the probability that listed tokens leave to all others, rounded up."""
     left_B = 1 - np.exp(log_probs_BC.astype(np.float64)).sum(axis=1)
     return np.asarray(np.log(np.clip(left_B, 0, 1) + _TAIL_ROUNDING))
 
@@ -374,7 +371,7 @@ class Provenance:
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[IntArray, FloatArray]]) -> Self:
-        """Provenance from the passages and posteriors of each target, padded, with at least one column."""
+        """Return the provenance of the passages and posteriors of each target, padded, with at least one column."""
         return cls(
             padded([passages for passages, _ in rows], NO_PASSAGE, np.int64),
             padded([posteriors for _, posteriors in rows], 0, np.float32),
@@ -383,8 +380,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTokens:
-    """The scores of T target tokens, in text order: the index in the tokens of the text (int64), the token id (int64),
-    and the natural log-probability (float32)."""
+    """The scores of T target tokens: index in the text's tokens, token id (int64), log-probability (float32)."""
 
     positions_T: IntArray
     tokens_T: IntArray

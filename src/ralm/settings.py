@@ -47,8 +47,7 @@ class PipelineOptions:
         return INDEX_GIVEN.met(self)
 
     def check_source(self, file: object = None) -> None:
-        """Raise UsageError if there are two sources of passages, or none for parts that read them; `file` is another
-        source than the index."""
+        """Raise UsageError if there are two sources of passages, `file` too, or none for parts that read them."""
         if self.index and file:
             raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
         if self.retrieval.is_service and (self.index or file):
@@ -79,11 +78,7 @@ _Planned = TypeVar("_Planned", bound=PlannedOptions)
 
 
 def read_settings(record: type[_Planned], texts: Mapping[str, str], title: str) -> _Planned:
-    """Return the settings with these texts by name, and the papers' query length for the retriever.
-
-    Raises UsageError, whose message begins with the `title`, if there is no such setting, or if one is of another type,
-    out of bounds or without effect.
-    """
+    """Return the settings with the papers' query length for the retriever; a UsageError begins with the `title`."""
     options = read_keys(record, texts, title)
     check_effects(options, {name: f"`{name}`" for name in texts})
     if options.retrieval.is_dense and "query_tokens" not in texts:

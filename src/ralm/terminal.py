@@ -31,14 +31,14 @@ class _Rate(ProgressColumn):
     """How fast items are done."""
 
     def render(self, task: Task) -> Text:
-        """Empty until the first item is done."""
+        """Return the rate as text, empty until the first item is done."""
         return Text("" if task.speed is None else _rate_text(task.speed))
 
 
 def _rate_text(items: float) -> str:
-    """Items per second as text: per minute or hour where fewer than one a second are done."""
+    """Return items per second as text: per minute or hour where fewer than one a second are done."""
     units = (("a second", 1), ("a minute", 60), ("an hour", 3600))
-    unit, seconds = next((one for one in units if items * one[1] >= 1), units[-1])
+    unit, seconds = next((pair for pair in units if items * pair[1] >= 1), units[-1])
     return f"{items * seconds:,.0f} {unit}"
 
 
@@ -50,12 +50,12 @@ class Advance(Protocol):
 
 
 def _ignore(steps: int = 1) -> None:
-    """Does nothing: no progress is shown."""
+    """Show no progress."""
 
 
 @contextmanager
 def progress_bar(description: str, total: int | None = None, *, shown: bool = True) -> Iterator[Advance]:
-    """A bar that disappears when the work is done; a line every 30 seconds if standard error is not a terminal."""
+    """Show a bar while the block runs; a line every 30 seconds if standard error is not a terminal."""
     if not shown or os.environ.get(PROGRESS_SWITCH) == "0":
         yield _ignore
         return
@@ -63,13 +63,7 @@ def progress_bar(description: str, total: int | None = None, *, shown: bool = Tr
     if not console.is_terminal:
         yield _Lines(description, total)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)
 
@@ -111,21 +105,21 @@ class _Lines:
             sys.stderr.flush()
 
     def _line(self, rate: float) -> str:
-        of, left = "", ""
+        of, rest = "", ""
         if self._total is not None:
             of = f" of {self._total:,}"
-            left = f", {timedelta(seconds=round((self._total - self._done) / rate))} left"
-        return f"{self._description}: {self._done:,}{of}, {_rate_text(rate)}{left}"
+            rest = f", {timedelta(seconds=round((self._total - self._done) / rate))} left"
+        return f"{self._description}: {self._done:,}{of}, {_rate_text(rate)}{rest}"
 
 
-_Item = TypeVar("_Item")
+_Element = TypeVar("_Element")
 
 
-def track(items: Iterable[_Item], description: str, total: int | None = None) -> Iterator[_Item]:
-    """Yield the items, and show a bar that counts them."""
+def track(elements: Iterable[_Element], description: str, total: int | None = None) -> Iterator[_Element]:
+    """Yield the elements, and show a bar that counts them."""
     with progress_bar(description, total) as advance:
-        for item in items:
-            yield item
+        for element in elements:
+            yield element
             advance()
 
 
@@ -137,34 +131,33 @@ _BREAKS: Final = re.compile(r"\r\n|[\n\t]")
 
 
 def visible(text: str) -> str:
-    """The text with control characters as escapes such as `\\x1b`; line breaks and tabs stay as they are."""
-    return _CONTROLS.sub(lambda found: _escape(found[0]), text)
+    r"""Return the text with control characters as escapes such as `\x1b`; line breaks and tabs stay as they are."""
+    return _CONTROLS.sub(lambda match: _escape(match[0]), text)
 
 
 def one_line(text: str) -> str:
-    """As `visible`, for a name or a message: line breaks and tabs become escapes too."""
-    return _BREAKS.sub(lambda found: _escape(found[0]), visible(text))
+    """Return what `visible` does, for a name or a message: line breaks and tabs become escapes too."""
+    return _BREAKS.sub(lambda match: _escape(match[0]), visible(text))
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """A path as text that any file can hold: bytes that are not UTF-8 become escapes such as `\\xff`."""
+    r"""Return a path as text that any file can hold: bytes that are not UTF-8 become escapes such as `\xff`."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON that any parser accepts and any terminal can show: infinity and NaN become null, and control characters
-    escapes, so that any reader decodes the same text."""
+    """Return JSON for any parser and terminal: infinity and NaN are null, and control characters escapes."""
     text = json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False)
-    return _CONTROLS_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROLS_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _finite(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_finite(member) for member in value]
     return value
 
 

@@ -28,8 +28,7 @@ def check_count(name: str, value: int, *, minimum: int = 1, maximum: int = MAX_C
 
 
 def check_number(name: str, value: float, *, minimum: float, maximum: float, above: bool = False) -> None:
-    """Raise UsageError if a number is NaN, infinite, above `maximum`, or below `minimum` (with `above`: not above
-    it)."""
+    """Raise UsageError if a number is not finite or out of bounds; with `above`, `minimum` itself is too."""
     enough = value > minimum if above else value >= minimum
     if not (math.isfinite(value) and enough and value <= maximum):
         lower = f"above {minimum:g}" if above else f"at least {minimum:g}"
@@ -81,7 +80,7 @@ def config_of(part: object, what: str) -> dict[str, JsonValue]:
 
 
 def stable_hits(retriever: Retriever) -> int:
-    """The `stable` of a retriever: up to this many hits, asking for fewer gives the first of them; 0 if it has none."""
+    """Return the `stable` of a retriever: fewer than so many hits are the first of more; 0 if it has none."""
     stable: int = getattr(retriever, "stable", 0)
     return stable
 
@@ -96,13 +95,13 @@ def check_length(model: LanguageModel, max_length: int) -> None:
 
 
 def scores_given_texts(model: LanguageModel) -> bool:
-    """Whether a model scores given texts; some servers return only log-probabilities of text that they generate."""
+    """Return whether a model scores given texts; some servers have only log-probabilities of what they generate."""
     traits = traits_of(model)
     return traits.bounds is None and traits.tier != "text"
 
 
 def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str:
-    """What is wrong with hits; empty if they are valid."""
+    """Return the fault of hits in words; empty if they are valid."""
     if not isinstance(hits, Hits):
         return f"gives {type(hits).__name__} and not Hits"
     numbers, scores = hits.numbers_QK, hits.scores_QK
@@ -117,8 +116,8 @@ def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str
     maximum = np.iinfo(np.int64).max if passages is None else passages
     wrong = (numbers < NO_PASSAGE) | (numbers >= maximum)
     if wrong.any():
-        known = "" if passages is None else f" of {passages:,}"
-        return f"gives passage {numbers[wrong][0]}{known}"
+        total = "" if passages is None else f" of {passages:,}"
+        return f"gives passage {numbers[wrong][0]}{total}"
     none = numbers == NO_PASSAGE
     if (none[:, :-1] & ~none[:, 1:]).any():
         return "gives a passage after an empty place"

@@ -61,8 +61,8 @@ def _group(**how: Any) -> typer.Typer:
     )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"ralm {__version__}")
         raise typer.Exit
 
@@ -96,7 +96,7 @@ def _add(group: typer.Typer, title: str, module: Any, names: Iterable[str]) -> N
 
 
 def application(only: str | None = None) -> typer.Typer:
-    """The application with all commands, or with one command alone, which loads faster."""
+    """Return the application with all commands, or with one command alone, which loads faster."""
     app = _group(name="ralm", pretty_exceptions_enable=False)
     app.callback()(_ralm)
     for title, file, names in _COMMANDS:
@@ -115,17 +115,15 @@ def application(only: str | None = None) -> typer.Typer:
 
 @cache
 def program(only: str | None = None) -> Any:
-    """The commands of `application` with all their options. Made once: there are hundreds of options, and a process may
-    run several commands. They remember how they were first asked for help."""
+    """Return the commands of `application`, made once: there are hundreds of options, and a process may run several."""
     return typer.main.get_command(application(only))
 
 
 def _named_command(arguments: Sequence[str]) -> str | None:
-    """The command that arguments begin with, after options of `ralm` itself; empty if the version is enough, None if it
-    cannot be told, as for help."""
+    """Return the command that arguments name; empty for the version alone, None if it cannot be told, as for help."""
     if "--version" in arguments[:1]:
         return ""
-    named = next((one for one in arguments if one != "--quiet"), None)
+    named = next((argument for argument in arguments if argument != "--quiet"), None)
     return named if any(named in names for _, _, names in _COMMANDS) else None
 
 

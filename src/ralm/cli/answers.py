@@ -58,9 +58,9 @@ def _notes_on_answers(summary: Mapping[str, Any]) -> list[str]:
     missing = summary["questions"] - summary["without_answers"] - summary["gold_scored"]
     if missing and summary["gold_scored"]:
         notes.append(f"{missing:,} gold answers could not be scored")
-    known = {k: share for k, share in summary.get("has_answer_at", {}).items() if share is not None}
-    if known:
-        notes.append("an answer is in the first " + ", ".join(f"{k}: {share:.1%}" for k, share in known.items()))
+    shares = {k: share for k, share in summary.get("has_answer_at", {}).items() if share is not None}
+    if shares:
+        notes.append("an answer is in the first " + ", ".join(f"{k}: {share:.1%}" for k, share in shares.items()))
     return notes
 
 
@@ -79,7 +79,7 @@ def print_passages(text: str, sources: Sequence[AnswerSource]) -> None:
     """Print the passages of an answer, and how each is known to be a source."""
     for rank, source in enumerate(sources, 1):
         print_line(f"\n{rank:>3}. {source.evidence}  {passage_name(source.passage)}")
-        quoted = [text[slice(*one.answer)] for one in source.quotes]
+        quoted = [text[slice(*quote.answer)] for quote in source.quotes]
         if quoted:
             print_line("     quoted: " + one_line(" | ".join(quoted)))
         print_line(f"     {beginning(' '.join(source.passage.text.split()), _WIDTH)}")
@@ -92,9 +92,10 @@ def print_sources(answer: SourcedAnswer) -> None:
     if answer.cut:
         print_line(f"\nThe prompt did not fit: {answer.cut.documents:,} tokens of passages were cut at the beginning.")
     if tokens:
-        own, without = (float(one.mean(dtype="float64")) for one in (answer.text.log_probs_T, answer.text.baseline_T))
+        text = answer.text
+        mean, without = (float(column.mean(dtype="float64")) for column in (text.log_probs_T, text.baseline_T))
         beside = f" with passages, {without:.2f} without" if answer.sources and not math.isnan(without) else ""
-        if not math.isnan(own):
-            print_line(f"\nLog-probability of the answer: {own:.2f} nats a token{beside} ({tokens} tokens).")
+        if not math.isnan(mean):
+            print_line(f"\nLog-probability of the answer: {mean:.2f} nats a token{beside} ({tokens} tokens).")
     if any(token.is_bounded for token in answer.answer.tokens):
         print_line(f"{answer.answer.certified:.0%} of its tokens are certified; the log-probability is at least this.")

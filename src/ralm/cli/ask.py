@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import ralm
-from ralm.answering.options import AnswerOptions
 from ralm.cli import flags, models, options
 from ralm.errors import UsageError, extra
 from ralm.grammar import keys_text
-from ralm.lm.api.endpoint import ApiOptions, RequestOptions, endpoint_of, is_api
-from ralm.lm.registry import API_PACKAGES, ModelOptions
+from ralm.lm.api.endpoint import RequestOptions, endpoint_of, is_api
+from ralm.lm.registry import API_PACKAGES
 from ralm.options import Option
 from ralm.settings import PipelineOptions
 from ralm.terminal import visible
@@ -19,7 +18,7 @@ from ralm.terminal import visible
 
 def ask_command(
     *,
-    given: flags.Given,
+    user_flags: flags.UserFlags,
     pipeline: PipelineOptions,
     question: Annotated[str | None, options.argument("Question to answer; - reads standard input.")] = None,
     questions: Annotated[
@@ -35,12 +34,13 @@ def ask_command(
             default_text=f"chat API: numbered; {options.PROMPT_TEXT}",
         ),
     ] = None,
-    answering: Annotated[AnswerOptions, Option("How an answer is drawn.", without=("join",))],
+    answering: Annotated[ralm.AnswerOptions, Option("How an answer is drawn.", without=("join",))],
     json: Annotated[bool, Option("Print only one JSON object per question, with every token.")] = False,
 ) -> None:
-    """Answer a question with passages in the prompt. Print the answer, then each passage with how it is known to be a
-    source (measured, cited, quoted or only retrieved), and how likely the answer is in the same prompt with and without
-    passages.
+    """Answer a question with passages in the prompt.
+
+    Print the answer, then each passage with how it is known to be a source (measured, cited, quoted or only retrieved),
+    and how likely the answer is in the same prompt with and without passages.
 
     A model with a chat template is asked through it, another one with the prompt of a paper. A chat API gets one
     request for a question, and its answer is judged by its text alone.
@@ -50,7 +50,7 @@ def ask_command(
     options.check_reranked_questions(pipeline.reading)
     texts = options.read_input(question, questions, "question")
     if is_api(pipeline.lm):
-        _ask_chat_api(texts, pipeline, prompt, answering, given, as_json=json)
+        _ask_chat_api(texts, pipeline, prompt, answering, user_flags, as_json=json)
         return
 
     from ralm.answering.prompt_reader import chosen_prompt
@@ -60,7 +60,7 @@ def ask_command(
     named = None if prompt is None else ralm.open_prompt(prompt)
     opened = open_pipeline(pipeline, load=models.open_model)
     model, parts = opened.model, opened.parts
-    chosen, answering = chosen_prompt(named, model.tokenizer, parts.reader, answering, given)
+    chosen, answering = chosen_prompt(named, model.tokenizer, parts.reader, answering, user_flags)
     answerer = ralm.Answerer(model, chosen, opened.searched, parts=parts, options=answering)
     if json:
         for answer in answerer.answers(texts):
@@ -81,15 +81,15 @@ def _ask_chat_api(
     texts: Sequence[str],
     pipeline: PipelineOptions,
     prompt: str | None,
-    answering: AnswerOptions,
-    given: flags.Given,
+    answering: ralm.AnswerOptions,
+    user_flags: flags.UserFlags,
     *,
     as_json: bool,
 ) -> None:
     """Ask a model behind an API, and print its answers with their sources."""
     for option in ("max_length", "top_k"):
-        if option in given:
-            raise UsageError(f"{given[option]} has no effect on a chat API: leave it out.")
+        if option in user_flags:
+            raise UsageError(f"{user_flags[option]} has no effect on a chat API: leave it out.")
     if pipeline.reading.mixes or pipeline.reading.reranks:
         raise UsageError(
             "`ralm ask` puts all passages into one request for a chat API: leave out `reader` ensemble and `rerank`; "
@@ -98,7 +98,7 @@ def _ask_chat_api(
     requests = {field.name: getattr(pipeline.model.api, field.name) for field in fields(RequestOptions)}
     if endpoint_of(pipeline.lm).is_url:
         del requests["answers"]  # none is stored
-    if keys := keys_text(pipeline.model, ModelOptions(api=ApiOptions(**requests))):
+    if keys := keys_text(pipeline.model, ralm.ModelOptions(api=ralm.ApiOptions(**requests))):
         raise UsageError(f"`lm_args` {keys} has no effect on a chat API that is asked one request: leave it out.")
     pipeline.check_source()
 
@@ -108,12 +108,12 @@ def _ask_chat_api(
     from ralm.reading.sources import FromRetriever
 
     with extra("api", "models behind an API need", API_PACKAGES):
-        api = ChatApi(pipeline.lm, pipeline.model.api, given)
+        api = ChatApi(pipeline.lm, pipeline.model.api, user_flags)
     models.closed_at_end(pipeline.lm, pipeline.model, api)
     source = None if pipeline.index is None else FromRetriever.of_index(pipeline.index, pipeline.retrieval)
     chosen = ralm.open_prompt(prompt or "numbered")
     reader = pipeline.reading.parts().reader
-    for answer in api.answers(texts, chosen, source, reader, as_chat(answering, given)):
+    for answer in api.answers(texts, chosen, source, reader, as_chat(answering, user_flags)):
         if as_json:
             output.print_json(answer.as_json())
             continue

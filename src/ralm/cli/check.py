@@ -87,8 +87,8 @@ def probe_command(
 
     with model.client:
         difference = cache_difference(model)
-    found, config, scores_prompts = model.capabilities, model.capabilities.config, model.backend.scores_prompts
-    length = f"{found.max_length:,} tokens" if found.max_length else "not reported; write --lm-args context_length=N"
+    probed, config, scores_prompts = model.capabilities, model.capabilities.config, model.backend.scores_prompts
+    length = f"{probed.max_length:,} tokens" if probed.max_length else "not reported; write --lm-args context_length=N"
     capabilities = {
         "backend": f"{config.backend}, with {'token ids' if config.as_ids else 'text'} as prompts",
         "prompt's log-probs": "yes" if scores_prompts else "no",
@@ -103,9 +103,9 @@ def probe_command(
         print_line(f"{model.name}\n  tier {model.backend.tier}")
         for what, value in capabilities.items():
             print_line(f"  {what:<20}{value}")
-        for what, reason in found.ruled_out:
+        for what, reason in probed.ruled_out:
             print_line(f"  not {what}: {reason}")
         print_line(f"  {model.client.usage.describe()}")
 
-    result = {"name": model.name, **asdict(found), "tier": model.backend.tier, "cache_difference": difference}
+    result = {"name": model.name, **asdict(probed), "tier": model.backend.tier, "cache_difference": difference}
     return flags.Output(lambda: result, print_capabilities)

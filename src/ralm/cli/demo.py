@@ -82,7 +82,8 @@ def _print(folder: Path, model: "WritingModel", read: Callable[[], "Demonstratio
     first = next(iter(readings.values()))
     seen = "it never saw" if model.name == TINY else "it may have seen"
     print_line(f"\n{model.name} on a tenth of the documentation, which {seen}, with passages of the rest:")
-    print_measures(readings, {name: change_of(one, first) for name, one in readings.items() if one is not first})
+    changes = {name: change_of(reading, first) for name, reading in readings.items() if reading is not first}
+    print_measures(readings, changes)
     print_line(_NEXT_STEPS.format(folder=folder, lm=model.name, chat=chat))
 
 

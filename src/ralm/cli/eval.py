@@ -16,7 +16,6 @@ from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
-from ralm.reading.plan import PlanOptions
 from ralm.settings import PipelineOptions
 
 _RETRIEVES: Final = Needs("`index`", lambda job: job.pipeline.retrieves or job.plan.windows == "rolling")
@@ -24,20 +23,14 @@ _RETRIEVES: Final = Needs("`index`", lambda job: job.pipeline.retrieves or job.p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationJob:
-    """What an evaluation reads, and how; with `--over` there are several.
-
-    Raises UsageError if options do not go together.
-    """
+    """The text and the settings of an evaluation, of which `--over` makes several; UsageError if they do not agree."""
 
     text: Annotated[
         Path, options.argument("Text to evaluate, or documents as JSON lines, each read on its own.", "TEXTFILE")
     ]
     pipeline: Annotated[PipelineOptions, Option("The model and its passages.")]
     retrieved: Annotated[Path | None, Option("Read with the passages that `ralm retrieve` wrote.")] = None
-    plan: Annotated[
-        PlanOptions,
-        Option("What is read for a stride.", inner={"query_tokens": _RETRIEVES}),
-    ]
+    plan: Annotated[ralm.PlanOptions, Option("What is read for a stride.", inner={"query_tokens": _RETRIEVES})]
     limit_tokens: options.LimitTokens = None
     fields: Annotated[Fields, options.FIELDS]
 
@@ -52,7 +45,7 @@ class EvaluationJob:
         """Whether the evaluation reads passages."""
         return bool(self.pipeline.retrieves or self.retrieved)
 
-    def settings(self, given: flags.Given, shared: Shared) -> ralm.ReadingSettings:
+    def settings(self, user_flags: flags.UserFlags, shared: Shared) -> ralm.ReadingSettings:
         """Open the pipeline of a job; `shared` opens what jobs have in common."""
         from ralm.pipeline import open_pipeline
 
@@ -65,16 +58,16 @@ class EvaluationJob:
         opened = open_pipeline(
             pipeline,
             source=source,
-            plan=options.with_query_tokens(self.plan, pipeline.retrieval, given),
+            plan=options.with_query_tokens(self.plan, pipeline.retrieval, user_flags),
             load=models.open_scorer,
             load_pairs=lambda part: shared(models.open_pairs, part.cross_encoder, part.tokens),
         )
-        found: Any = opened.source
-        return ralm.ReadingSettings(plan=opened.plan, source=found, parts=opened.parts)
+        source = opened.source
+        return ralm.ReadingSettings(plan=opened.plan, source=source, parts=opened.parts)
 
 
 def eval_command(
-    given: flags.Given,
+    user_flags: flags.UserFlags,
     make_job: Callable[..., EvaluationJob],
     baseline: Annotated[bool, Option("Also score the same targets without passages; with `over` they always are.")] = (
         False
@@ -94,7 +87,7 @@ def eval_command(
 
     Example: `ralm eval my-text.txt -m smollm2 -i my-index --baseline -o my-run`
     """
-    jobs = make_jobs(given, make_job, EvaluationJob, over)
+    jobs = make_jobs(user_flags, make_job, EvaluationJob, over)
     job = next(iter(jobs.by_value.values()))
 
     from ralm.cli.process import print_note
@@ -105,12 +98,12 @@ def eval_command(
     from ralm.runs.sweep import SWEEP_KIND
     from ralm.storage.outputs import check_output
 
-    if over and not all(one.has_passages for one in jobs.by_value.values()):
+    if over and not all(job.has_passages for job in jobs.by_value.values()):
         raise UsageError("`over` compares readings with passages: give `index` or `retrieved`.")
     if out is not None:
         check_output(out, kind=SWEEP_KIND if over else RUN_KIND, force=force)
     text, shared = read_texts(job.text, job.fields), sharing()
-    points = {value: one.settings(jobs.given, shared) for value, one in jobs.by_value.items()}
+    points = {value: job.settings(jobs.user_flags, shared) for value, job in jobs.by_value.items()}
     model = models.open_scorer(job.pipeline.lm, job.pipeline.model)
     beginning = read_beginning(text, model.tokenizer, job.limit_tokens)
     if (baseline or over) and any(_mixes_bos_with_gain(point.plan, model.tokenizer) for point in points.values()):
@@ -131,7 +124,7 @@ def eval_command(
     )
 
 
-def _mixes_bos_with_gain(plan: PlanOptions, tokenizer: Tokenizer) -> bool:
-    """Whether readings with a passage begin with special tokens, and those without one do not."""
+def _mixes_bos_with_gain(plan: ralm.PlanOptions, tokenizer: Tokenizer) -> bool:
+    """Return whether readings with a passage begin with special tokens, and those without one do not."""
     as_published = plan.semantics == "official" and plan.windows != "rolling"
     return as_published and len(full_tokenizer(tokenizer).special_tokens.before) > 0

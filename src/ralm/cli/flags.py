@@ -21,9 +21,8 @@ from ralm.errors import RalmError, UsageError
 from ralm.grammar import keys_of, parse_keys
 from ralm.options import Declared, Option, check_effects, check_options, make_record, options_of, without_none
 
-Given: TypeAlias = Mapping[str, str]
-"""The options that the user gave, on the command line or in a file of settings: each name with the flag as written. A
-command with a parameter of this type gets them."""
+UserFlags: TypeAlias = Mapping[str, str]
+"""The flag as written of each option that the user set; a command with a parameter of this type gets them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ _GROUP: Final = Option("The options of a record.")
 
 
 def command(function: Callable[..., Output | None], *, settings: bool = False) -> Callable[..., None]:
-    """The function with a signature for typer.
+    """Return the function with a signature for typer.
 
     A parameter declared with an `Option` becomes a flag, and so does each option of a record that is a parameter, or
     that a parameter `Callable[..., Record]` makes: called with values for flags, it takes the others from the user.
@@ -76,12 +75,13 @@ def command(function: Callable[..., Output | None], *, settings: bool = False) -
     formats = getattr(signature.return_annotation, "formats", ())
     taken: list[tuple[str, Any, Any]] = []
     made_later: dict[str, type] = {}
-    for one in signature.parameters.values():
-        if get_origin(one.annotation) is Callable:
-            made_later[one.name] = get_args(one.annotation)[1]
-        elif one.annotation is not Given:
-            kind = Annotated[one.annotation, _GROUP] if is_dataclass(one.annotation) else one.annotation
-            taken.append((one.name, kind, field(default=MISSING if one.default is one.empty else one.default)))
+    for name, parameter in signature.parameters.items():
+        kind, default = parameter.annotation, parameter.default
+        if get_origin(kind) is Callable:
+            made_later[name] = get_args(kind)[1]
+        elif kind is not UserFlags:
+            kind = Annotated[kind, _GROUP] if is_dataclass(kind) else kind
+            taken.append((name, kind, field(default=MISSING if default is parameter.empty else default)))
     printed = [(name, Annotated[bool, _FORMATS[name]], field(default=False)) for name in formats]
     record = make_dataclass("Arguments", [*taken, *printed], kw_only=True, namespace={"__post_init__": check_options})
     flags: dict[str, Declared] = {}
@@ -91,17 +91,19 @@ def command(function: Callable[..., Output | None], *, settings: bool = False) -
     names = _names(flags.values())
 
     def run(context: typer.Context, **values: Any) -> None:
-        given = _given_options(context)
+        user_flags = _user_flags(context)
         try:
-            chosen = (key for key, flag in flags.items() if key in given or flag.option.part == "keys")
+            chosen = (key for key, flag in flags.items() if key in user_flags or flag.option.part == "keys")
             read = {key: _value(flags[key], values[key]) for key in chosen}
             is_dry = "lm_args" in read and read["lm_args"].api.dry_run
             with dry_run_outputs(read) if is_dry else nullcontext(read) as used:
                 arguments = make_record(record, used)
-                check_effects(arguments, given)
+                check_effects(arguments, user_flags)
                 passed = {name: getattr(arguments, name) for name, _, _ in taken}
                 passed |= {name: _maker(later, used) for name, later in made_later.items()}
-                output = function(**passed, **({"given": given} if "given" in signature.parameters else {}))
+                output = function(
+                    **passed, **({"user_flags": user_flags} if "user_flags" in signature.parameters else {})
+                )
                 if output is not None:
                     output.print(**{name: getattr(arguments, name) for name in formats})
         except RalmError as error:
@@ -115,18 +117,18 @@ def command(function: Callable[..., Output | None], *, settings: bool = False) -
         of_file = Annotated[Path | None, SETTINGS_OPTION]
         parameters.append(inspect.Parameter("settings", keyword, default=None, annotation=of_file))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     return run
 
 
 def _maker(record: type, values: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the function that makes a record from these values, and from others that it is called with."""
-    return lambda **others: make_record(record, {**values, **others})
+    return lambda **chosen: make_record(record, {**values, **chosen})
 
 
 def _value(flag: Declared, value: Any) -> Any:
-    """The value of an option, as the type of its field."""
+    """Return the value of an option as the type of its field."""
     kind = without_none(flag.kind)
     if flag.option.part == "keys":
         return parse_keys(kind, ",".join(value or ()), f"`{flag.key}`")
@@ -134,7 +136,7 @@ def _value(flag: Declared, value: Any) -> Any:
 
 
 def _completion(flag: Declared) -> Callable[[str], list[str]]:
-    """The completion of names of parts, or of keys, in a shell."""
+    """Return the completion of names of parts, or of keys, in a shell."""
 
     def complete(incomplete: str) -> list[str]:
         from ralm.settings import CATALOGUES
@@ -146,19 +148,19 @@ def _completion(flag: Declared) -> Callable[[str], list[str]]:
     return complete
 
 
-def _given_options(context: typer.Context) -> Given:
+def _user_flags(context: typer.Context) -> UserFlags:
     command: Any = context.command
-    given = {}
+    user_flags = {}
     for parameter in command.params:
         source = context.get_parameter_source(parameter.name)
         if source and source.name in ("COMMANDLINE", "DEFAULT_MAP"):
             negative = context.params.get(parameter.name) is False and parameter.secondary_opts
-            given[parameter.name] = str(max(negative or parameter.opts, key=len))
-    return given
+            user_flags[parameter.name] = str(max(negative or parameter.opts, key=len))
+    return user_flags
 
 
 def _written(flag: Declared) -> str:
-    """The flag as the user writes it, or the name of an argument."""
+    """Return the flag as the user writes it, or the name of an argument."""
     if flag.option.argument:
         return flag.option.metavar or flag.name.upper()
     name = flag.option.flag or flag.name
@@ -166,12 +168,12 @@ def _written(flag: Declared) -> str:
 
 
 def _negative(flag: Declared) -> str:
-    """The flag that means no."""
+    """Return the flag that means no."""
     return "--no-" + _written(flag).removeprefix("--")
 
 
 def _names(flags: Collection[Declared]) -> dict[str, str]:
-    """The flags by their names in messages: that of the field, the key, or `plot=False`."""
+    """Return the flags by their names in messages: that of the field, the key, or `plot=False`."""
     names = {flag.name: _written(flag) for flag in flags}
     for flag in flags:
         names |= {flag.key: _written(flag), f"{flag.key}=False": _negative(flag)}
@@ -179,7 +181,7 @@ def _names(flags: Collection[Declared]) -> dict[str, str]:
 
 
 def _parameter(flag: Declared, names: Mapping[str, str]) -> inspect.Parameter:
-    """The parameter that typer turns into a flag."""
+    """Return the parameter that typer turns into a flag."""
     option, kind = flag.option, flag.kind
     default = inspect.Parameter.empty if flag.default is MISSING else flag.default
     info: Any

@@ -9,18 +9,17 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.cli import options
-from ralm.cli.flags import Given
+from ralm.cli.flags import UserFlags
 from ralm.cli.models import open_model
 from ralm.errors import RalmWarning, UsageError
 from ralm.options import Option
-from ralm.protocols import WritingModel
 from ralm.reading import sampling
 from ralm.settings import PipelineOptions
 
 
 def generate_command(
     *,
-    given: Given,
+    user_flags: UserFlags,
     pipeline: PipelineOptions,
     prompt: Annotated[str | None, options.argument("Text to continue; - reads standard input.")] = None,
     prompts: Annotated[
@@ -43,10 +42,10 @@ def generate_command(
     force: Annotated[bool, options.force_option("report")] = False,
     json: Annotated[bool, Option("Print only one JSON object per prompt, with every token.")] = False,
 ) -> None:
-    """Generate text with passages that are retrieved as the text grows. Print the text, then the passage behind each
-    part of it.
+    """Generate text with passages that are retrieved as the text grows.
 
-    The continuation of a prompt does not depend on other prompts.
+    Print the text, then the passage behind each part of it. The continuation of a prompt does not depend on other
+    prompts.
 
     Example: `ralm generate "Radium was" -m smollm2 -i my-index`
     """
@@ -55,7 +54,7 @@ def generate_command(
     if report is not None and prompts is not None:
         raise UsageError("`report` shows one text: give a `prompt`, not `prompts`.")
     texts = options.read_input(prompt, prompts, "prompt")
-    settings = options.with_query_tokens(generation, pipeline.retrieval, given)
+    settings = options.with_query_tokens(generation, pipeline.retrieval, user_flags)
 
     from ralm.cli import output, results
     from ralm.pipeline import open_pipeline
@@ -78,12 +77,12 @@ def generate_command(
     pieces = ralm.generate_many(texts, model, settings, source, opened.parts)
     written = output.by_prompt(len(texts), pieces) if json else output.print_generations(texts, pieces, passages)
     config: dict[str, JsonValue] = {**opened.config, "plan": {"stride": settings.stride, "bos": settings.bos}}
-    for text, own in zip(texts, written, strict=True):
+    for text, continuation in zip(texts, written, strict=True):
         traced = None
         if baseline or report:
-            traced = traced_generation(text, own, model, passages, settings.max_length, settings.bos)
+            traced = traced_generation(text, continuation, model, passages, settings.max_length, settings.bos)
         if json:
-            output.print_json(output.generation_as_json(text, own, passages, model.tokenizer, traced))
+            output.print_json(output.generation_as_json(text, continuation, passages, model.tokenizer, traced))
         elif traced is not None:
             results.print_gain(traced)
         if traced is not None and report is not None:
@@ -91,7 +90,7 @@ def generate_command(
             output.write_page(report, page, "where every token came from")
 
 
-def _warn_of_long_prompts(texts: Sequence[str], model: WritingModel, max_length: int) -> None:
+def _warn_of_long_prompts(texts: Sequence[str], model: ralm.WritingModel, max_length: int) -> None:
     """Warn (RalmWarning) if a prompt does not fit before the first new token."""
     longest = max(len(model.tokenizer.encode(text)) for text in texts)
     if longest >= max_length:

@@ -8,16 +8,8 @@ from typer.core import TyperCommand, TyperGroup
 _FIRST: Final = "Options"
 _LAST: Final = "Output, limits and machines"
 _MOST_USED: Final = (
-    "documents",
-    "encoder",
-    "host",
-    "mixer",
-    "new_tokens",
-    "port",
-    "reader",
-    "rerank",
-    "retriever",
-    "stride",
+    *("encoder", "retriever", "rerank", "documents", "reader", "mixer"),
+    *("stride", "new_tokens", "host", "port"),
 )
 _RECORDS: Final = {
     "ralm.worth": "What is measured",
@@ -36,8 +28,7 @@ _RECORDS: Final = {
 """The groups of options by the package or module whose record has them."""
 _OWN: Final = {
     **dict.fromkeys(("forbidden_titles", "retrieved"), _RECORDS["ralm.retrieval"]),
-    **dict.fromkeys(("prompt", "semantics"), _RECORDS["ralm.answering"]),
-    **dict.fromkeys(("demonstrations", "shots"), _RECORDS["ralm.answering"]),
+    **dict.fromkeys(("prompt", "semantics", "demonstrations", "shots"), _RECORDS["ralm.answering"]),
     **dict.fromkeys(("audit_log", "audit_texts", "max_length"), _RECORDS["ralm.serving"]),
     "fields": _RECORDS["ralm.corpus"],
     **dict.fromkeys(("encoder_args", "lm_args"), "How models run"),
@@ -47,7 +38,7 @@ _OWN: Final = {
 
 
 def group_of(name: str, owner: type) -> str:
-    """The title of the group of an option that a record has, or a command itself."""
+    """Return the title of the group of an option that a record has, or a command itself."""
     if name in _MOST_USED:
         return _FIRST
     titles = [title for package, title in _RECORDS.items() if f"{owner.__module__}.".startswith(f"{package}.")]
@@ -59,11 +50,11 @@ class CommandWithGroups(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the groups of options."""
-        parameters = [(one, one.get_help_record(ctx)) for one in self.get_params(ctx)]
-        shown = [(one, row) for one, row in parameters if row is not None]
-        arguments = [("Arguments", row) for one, row in shown if one.param_type_name == "argument"]
+        shown = [(parameter, row) for parameter in self.get_params(ctx) if (row := parameter.get_help_record(ctx))]
+        arguments = [("Arguments", row) for parameter, row in shown if parameter.param_type_name == "argument"]
+        options = [(_title(parameter), row) for parameter, row in shown if parameter.param_type_name == "option"]
         _write_groups(arguments, formatter)
-        _write_groups([(_title(one), row) for one, row in shown if one.param_type_name == "option"], formatter)
+        _write_groups(options, formatter)
 
 
 class CommandsInGroups(TyperGroup):
@@ -71,13 +62,14 @@ class CommandsInGroups(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the groups of commands."""
-        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        rows = [(_title(one), (name, one.get_short_help_str(200))) for name, one in commands.items() if one is not None]
-        _write_groups(rows, formatter)
+        commands = [(name, command) for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))]
+        _write_groups(
+            [(_title(command), (name, command.get_short_help_str(200))) for name, command in commands], formatter
+        )
 
 
 def _title(declared: Any) -> str:
-    """The group of a parameter or command; typer declares --help without one."""
+    """Return the group of a parameter or command; typer declares --help without one."""
     title = vars(declared).get("rich_help_panel")
     return title if isinstance(title, str) else _LAST
 

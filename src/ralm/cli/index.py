@@ -14,16 +14,14 @@ from ralm.corpus.decontamination import Decontamination, read_decontamination
 from ralm.corpus.documents import Fields
 from ralm.corpus.file_table import FilesRecord, FileTableWriter
 from ralm.corpus.folder import FileSelection
-from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Needs, Option
-from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.dense.options import EncoderArguments, VectorOptions
 from ralm.terminal import path_text
 
-_BM25: Final = Needs('`retriever="bm25"` or `"both"`', lambda own: own.retriever != "dense")
-_DENSE: Final = Needs('`retriever="dense"` or `"both"`', lambda own: own.retriever != "bm25")
+_BM25: Final = Needs('`retriever="bm25"` or `"both"`', lambda command: command.retriever != "dense")
+_DENSE: Final = Needs('`retriever="dense"` or `"both"`', lambda command: command.retriever != "bm25")
 _ENCODER: Final = "Encoder of passages (and of queries): a hub name, folder, or URL#MODEL of an API."
 _ARGUMENTS: Final = Option(
     "How the encoder works, such as normalize=true,device=cuda; `ralm help encoder-args` lists the keys.", part="keys"
@@ -48,15 +46,15 @@ class CorpusOptions:
     ]
 
     def files_record(self, sources: Sequence[str]) -> FilesRecord:
-        """What an index records of these sources, so that `ralm sync` reads them again."""
+        """Return what an index records of these sources, so that `ralm sync` reads them again."""
         from ralm.corpus.sources import known_source
 
         titles = None if self.forbidden_titles is None else str(self.forbidden_titles.absolute())
         return FilesRecord(
-            sources=tuple(known_source(one, in_ids=len(sources) > 1) for one in sources),
+            sources=tuple(known_source(source, in_ids=len(sources) > 1) for source in sources),
             skip_bad=self.skip_bad,
             forbidden_titles=titles,
-            decontaminate=tuple(str(one.absolute()) for one in self.decontaminate),
+            decontaminate=tuple(str(text.absolute()) for text in self.decontaminate),
             **asdict(self.selection),
         )
 
@@ -71,7 +69,7 @@ def index_command(
         ),
     ],
     out: Annotated[Path, Option("Folder to write.")],
-    splitting: Splitting,
+    splitting: ralm.Splitting,
     lm: Annotated[str | None, Option("Language model whose tokens `tokens` counts.")] = None,
     corpus: CorpusOptions,
     analyser: Annotated[
@@ -81,11 +79,8 @@ def index_command(
             needs=_BM25,
         ),
     ] = "english",
-    formula: Annotated[BM25Options, Option("The formula of BM25.", needs=_BM25)],
-    build: Annotated[
-        BuildOptions,
-        Option("How BM25 is built.", needs=_BM25),
-    ],
+    formula: Annotated[ralm.BM25Options, Option("The formula of BM25.", needs=_BM25)],
+    build: Annotated[ralm.BuildOptions, Option("How BM25 is built.", needs=_BM25)],
     retriever: Annotated[
         Literal["bm25", "dense", "both"], Option("Retrieval to index for; both is also needed for hybrid retrieval.")
     ] = "bm25",
@@ -118,12 +113,7 @@ def index_command(
     )
     removals, skipped = ralm.Removals(), options.counting_skipped(corpus.skipped)
     documents = ralm.read_documents(
-        sources,
-        corpus.fields,
-        skipped=skipped,
-        skip_bad=corpus.skip_bad,
-        selection=corpus.selection,
-        table=table,
+        sources, corpus.fields, skipped=skipped, skip_bad=corpus.skip_bad, selection=corpus.selection, table=table
     )
     tokenizer = None if lm is None else load_tokenizer(lm)
     passages = ralm.make_passages(
@@ -141,11 +131,7 @@ def index_command(
                 "metadata": None if kept is None else [path_text(name) for name in kept],
             },
             "decontamination": decontamination.settings,
-            "removed": {
-                "counts": removals.counts(),
-                "list": removals.listed(),
-                "unlisted": removals.not_listed,
-            },
+            "removed": {"counts": removals.counts(), "list": removals.listed(), "unlisted": removals.not_listed},
             "skipped": skipped.as_json(),
             "splitting": by_words if lm is None else {"tokens": splitting.tokens, "lm": lm},
         }

@@ -24,7 +24,7 @@ def info_command(
         str | None,
         Option(
             "List those whose ids match this pattern, such as '2024/*.md'; * also matches /.",
-            needs=Needs("`documents`", lambda own: own.documents),
+            needs=Needs("`documents`", lambda command: command.documents),
         ),
     ] = None,
 ) -> flags.Output:
@@ -36,41 +36,41 @@ def info_command(
 
     if documents:
         listed = summarise_documents(ralm.open_index(index).passages, path)
-        return flags.Output(lambda: {"documents": [one._asdict() for one in listed]}, lambda: _print_documents(listed))
-    found = summarise_index(ralm.open_index(index))
-    return flags.Output(lambda: found, lambda: _print_summary(found))
+        return flags.Output(lambda: {"documents": [row._asdict() for row in listed]}, lambda: _print_documents(listed))
+    summary = summarise_index(ralm.open_index(index))
+    return flags.Output(lambda: summary, lambda: _print_summary(summary))
 
 
-def _print_summary(found: dict[str, Any]) -> None:
+def _print_summary(summary: dict[str, Any]) -> None:
     from ralm.cli.output import print_line
     from ralm.terminal import one_line
 
     def show(what: str, text: str) -> None:
         print_line(f"  {what:<{_LABEL}}{one_line(text)}")
 
-    print_line(one_line(found["index"]))
-    for what, count in found["counts"].items():
+    print_line(one_line(summary["index"]))
+    for what, count in summary["counts"].items():
         show(what, f"{count:,}")
-    size = found["bytes"]
+    size = summary["bytes"]
     show("size", f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB")
-    show("built", f"{found['created']}, ralm {found['ralm_version']}")
-    for source in found["sources"]:
+    show("built", f"{summary['created']}, ralm {summary['ralm_version']}")
+    for source in summary["sources"]:
         missing = " (not found)" if source["found"] is False else ""
         show("source", source["name"] + (f": {source['path']}{missing}" if source["path"] else ""))
-    show("ralm sync", _SYNC[found["can_sync"]])
-    show("splitting", _settings(found["splitting"]))
-    show("BM25", _settings(found["bm25"]))
-    for one in found["vectors"]:
-        default = " (default)" if one["default"] else ""
-        show("vectors", f"{one['name']}{default}: {_settings({**one['encoder'], 'faiss': one['faiss']})}")
-    for reason, count in found["skipped"].items():
+    show("ralm sync", _SYNC[summary["can_sync"]])
+    show("splitting", _settings(summary["splitting"]))
+    show("BM25", _settings(summary["bm25"]))
+    for vectors in summary["vectors"]:
+        default = " (default)" if vectors["default"] else ""
+        show("vectors", f"{vectors['name']}{default}: {_settings({**vectors['encoder'], 'faiss': vectors['faiss']})}")
+    for reason, count in summary["skipped"].items():
         show("left out", f"{reason}: {count:,}")
-    for reason, counts in found["decontaminated"].items():
+    for reason, counts in summary["decontaminated"].items():
         show("left out", f"for {reason}: {counts['passages']:,} passages")
 
 
 def _settings(record: dict[str, Any] | None) -> str:
-    """The settings of a record that are no records and not null."""
+    """Return the settings of a record that are no records and not null."""
     if record is None:
         return "none"
     return ", ".join(f"{name} {value}" for name, value in record.items() if not isinstance(value, dict | list | None))

@@ -26,10 +26,7 @@ _sharing: ContextVar[bool] = ContextVar("sharing", default=False)
 
 
 def open_model(name: str, options: ModelOptions) -> "WritingModel":
-    """The language model of a name, opened once, on a cluster if the options have the address of one.
-
-    Raises the errors of loading it, or of the cluster.
-    """
+    """Return the language model of a name, opened once, on a cluster if the options have the address of one."""
     from ralm.lm.registry import load_language_model
 
     if (name, options) in _opened:
@@ -43,7 +40,7 @@ def open_model(name: str, options: ModelOptions) -> "WritingModel":
 
 
 def closed_at_end(name: str, options: ModelOptions, model: Any) -> Any:
-    """The model, which is closed when the command ends."""
+    """Return the model, which is closed when the command ends."""
     _opened[name, options] = model
     gc.freeze()  # it stays to the end: collecting would take longer than to parse the response of a server
     return model
@@ -51,7 +48,7 @@ def closed_at_end(name: str, options: ModelOptions, model: Any) -> Any:
 
 @contextmanager
 def sharing_models() -> Iterator[None]:
-    """Inside the block, commands share models and their scores, until `release_models`."""
+    """Let commands in the block share models and their scores, until `release_models`."""
     token = _sharing.set(True)
     try:
         yield
@@ -60,7 +57,7 @@ def sharing_models() -> Iterator[None]:
 
 
 def open_scorer(name: str, options: ModelOptions) -> "Scorer":
-    """The language model of a name with a cache of scores, opened once; raises what `open_model` raises."""
+    """Return the language model of a name with a cache of scores, opened once."""
     from ralm.lm.scoring import Scorer
 
     if (name, options) not in _scorers:
@@ -69,14 +66,14 @@ def open_scorer(name: str, options: ModelOptions) -> "Scorer":
 
 
 def open_pairs(name: str, tokens: int | None) -> "PairScorer":
-    """The cross-encoder of a name, which keeps its scores."""
+    """Return the cross-encoder of a name, which keeps its scores."""
     from ralm.reranking.predictive import PairScorer, load_cross_encoder
 
     return PairScorer(load_cross_encoder(name, tokens))
 
 
 def release_models(needed: Container[str] = ()) -> None:
-    """Release the opened models, except those with a name in `needed`: large ones do not fit into memory together."""
+    """Release models, except those whose name is in `needed`: large ones do not fit into memory together."""
     released = [key for key in _opened if key[0] not in needed]
     if len(released) == len(_opened):
         close_models()
@@ -87,7 +84,7 @@ def release_models(needed: Container[str] = ()) -> None:
 
 
 def open_machines(address: str, device: str) -> "WorkerPool":
-    """The machines of a cluster, the same for all models of a command."""
+    """Return the machines of a cluster, the same for all models of a command."""
     from ralm.distributed import ray_extra
 
     with ray_extra():
@@ -98,7 +95,7 @@ def open_machines(address: str, device: str) -> "WorkerPool":
 
 
 def encoding_on(address: str | None, device: str) -> "RemoteEncoding | None":
-    """The encoding of passages on the cluster at an address, if given; raises ClusterError if there is no cluster."""
+    """Return the encoding of passages on the cluster at an address, if given; ClusterError if it is not there."""
     if address is None:
         return None
     from ralm.distributed import ray_extra

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
-from ralm.cli.flags import Given
+from ralm.cli.flags import UserFlags
 from ralm.cli.process import print_note
 from ralm.corpus.documents import Skipped
 from ralm.corpus.files import BYTE_ORDER_MARK, decode, line_feeds, read_text
@@ -26,13 +26,13 @@ from ralm.validation import is_utf8
 
 
 def argument(text: str, metavar: str | None = None) -> Option:
-    """The declaration of an argument with this help."""
+    """Return the declaration of an argument with this help."""
     return Option(text, argument=True, metavar=metavar)
 
 
 def force_option(output: str | None) -> Option:
-    """The declaration of `force` for the output that a parameter names; None: the command always has an output."""
-    needs = None if output is None else Needs(f"`{output}`", lambda own: getattr(own, output) is not None)
+    """Return the declaration of `force` for the output that a parameter names, None if the command always has one."""
+    needs = None if output is None else Needs(f"`{output}`", lambda command: getattr(command, output) is not None)
     return Option("Replace an existing output of ralm.", needs=needs)
 
 
@@ -63,8 +63,7 @@ _HasQueryTokens = TypeVar("_HasQueryTokens", plan.PlanOptions, sampling.Generati
 
 
 def check_reranked_questions(reading: ReadingOptions) -> None:
-    """Raise UsageError if the passages of questions cannot be chosen so, and print that lexical reranking is for
-    text."""
+    """Raise UsageError if passages of questions cannot be chosen so; print that lexical reranking is for text."""
     if reading.reranker_name == "oracle":
         raise UsageError('`rerank="oracle"` reads the answer: choose another reranker for questions.')
     if reading.reranker_name == "lexical":
@@ -73,18 +72,15 @@ def check_reranked_questions(reading: ReadingOptions) -> None:
         )
 
 
-def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, given: Given) -> _HasQueryTokens:
-    """The options with the papers' query length for this retriever, if no length is given."""
-    if retrieval.is_dense and "query_tokens" not in given:
+def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, user_flags: UserFlags) -> _HasQueryTokens:
+    """Return the options with the papers' query length for this retriever, unless the user set one."""
+    if retrieval.is_dense and "query_tokens" not in user_flags:
         return replace(options, query_tokens=plan.DENSE_QUERY_TOKENS)
     return options
 
 
 def counting_skipped(listing: Path | None) -> Skipped:
-    """Counts what is skipped, and lists it in a new file if one is named.
-
-    Raises OSError if the file cannot be written.
-    """
+    """Return a count of what is skipped, which lists it in a new file if one is named."""
     if listing is None:
         return Skipped()
     stream = listing.open("w", encoding="utf-8", errors="surrogateescape")
@@ -94,10 +90,7 @@ def counting_skipped(listing: Path | None) -> Skipped:
 
 
 def read_input(text: str | None, file: Path | None, what: str) -> list[str]:
-    """The text, or standard input if it is `-`; if `file` is given, its texts. `what` names them in messages.
-
-    Raises UsageError unless one of text and file is given.
-    """
+    """Return the text, or standard input for `-`, or the texts of a file; `what` names them in messages."""
     if (text is None) == (file is None):
         plural = "queries" if what == "query" else f"{what}s"
         raise UsageError(f"give either a `{what}` or `{plural}` FILE.")
@@ -113,20 +106,20 @@ def read_input(text: str | None, file: Path | None, what: str) -> list[str]:
         return [line_feeds(text)]
     if sys.stdin is None:
         raise UsageError(f"there is no standard input: give the {what} as an argument.")
-    given = decode(sys.stdin.buffer.read(), "standard input", InputError).removeprefix(BYTE_ORDER_MARK)
-    return [line_feeds(given).rstrip("\n")]
+    content = decode(sys.stdin.buffer.read(), "standard input", InputError).removeprefix(BYTE_ORDER_MARK)
+    return [line_feeds(content).rstrip("\n")]
 
 
 def _from_json(line: str, where: str, what: str) -> str:
-    """The string of a line, or the value of the key `what` if the line is an object."""
+    """Return the string of a line, or the value of the key `what` if the line is an object."""
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
         raise InputError(f"{where} is not JSON; a {_JSON_LINES} file has one JSON value per line.") from None
-    if isinstance(found, dict):
-        found = found.get(what)
-    if not isinstance(found, str):
+    if isinstance(value, dict):
+        value = value.get(what)
+    if not isinstance(value, str):
         raise InputError(f'{where} is neither a string nor an object with the string "{what}".')
-    if not is_utf8(found):
+    if not is_utf8(value):
         raise InputError(f"{where} holds a lone surrogate (half of a character), which is not valid text.")
-    return line_feeds(found)
+    return line_feeds(value)

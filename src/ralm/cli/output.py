@@ -60,7 +60,7 @@ _LATEX_SIGNS: Final = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
 
 @contextmanager
 def as_latex() -> Iterator[None]:
-    """Inside the block, print tables as LaTeX, and lines as comments."""
+    """Print tables as LaTeX, and lines as comments, inside the block."""
     token = _latex.set(True)
     try:
         yield
@@ -77,8 +77,7 @@ def print_line(text: str = "") -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_edge: bool = True) -> None:
-    """Print a table with the numbers of all columns but the first on the right. In a narrow terminal intervals stand
-    below their figures, and cells are wrapped, never cut."""
+    """Print a table; in a narrow terminal, intervals stand below figures, and cells are wrapped, never cut."""
     if _latex.get():
         body = [" & ".join(map(_in_latex, row)) + r" \\" for row in (headings, *rows)]
         columns = "l" + "r" * (len(headings) - 1)
@@ -86,14 +85,14 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_e
         sys.stdout.write("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]))
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=pad_edge)
-    first, *others = headings
+    first, *numeric = headings
     cells = [[Text(visible(cell)) for cell in row] for row in rows]
     console = Console(file=sys.stdout, highlight=False)
     by_column = zip_longest(headings, *cells, fillvalue="")  # the last cells of a row may be left out
     widths = [max(map(cell_len, "\n".join(map(str, column)).split("\n"))) for column in by_column]
     is_narrow = sum(widths) + 2 * len(widths) > console.width
     table.add_column(first, overflow="fold", min_width=min(widths[0], _LABEL) if is_narrow else None)
-    for heading in others:
+    for heading in numeric:
         table.add_column(heading, justify="right", no_wrap=not is_narrow, overflow="fold")
     for first_cell, *numbers in cells:
         shown = [Text(cell.plain.replace(" (", "\n(")) for cell in numbers] if is_narrow else numbers
@@ -102,13 +101,13 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_e
 
 
 def _in_latex(cell: str) -> str:
-    """A cell of a table, with a minus before numbers and the signs of LaTeX escaped."""
+    """Return a cell of a table, with a minus before numbers and the signs of LaTeX escaped."""
     escaped = "".join(_LATEX_SIGNS.get(sign, sign) for sign in visible(" ".join(cell.split())))
     return re.sub(r"(?<![\w-])-(?=[\d.])", "$-$", escaped).replace("--", "-{}-")
 
 
 def with_interval(estimate: "Estimate", form: str) -> str:
-    """A figure, and the ends of its interval if it has one."""
+    """Return a figure, and the ends of its interval if it has one."""
     value, *ends = (f"{figure:{form}}" for figure in (estimate.value, *(estimate.ends or ())))
     return f"{value} ({', '.join(ends)})" if ends else value
 
@@ -145,8 +144,8 @@ def print_sync(index: Path, before: "Index", changes: "Changes", manifest: Manif
     told = ", ".join(f"{len(ids):,} {kind}" for kind, ids in kinds.items())
     print_line(f"documents: {told}, {unchanged:,} unchanged")
     for kind, ids in kinds.items() if examples else ():
-        for one in ids[:examples]:
-            print_line(f"  {kind}: {one_line(one)}")
+        for document_id in ids[:examples]:
+            print_line(f"  {kind}: {one_line(document_id)}")
         if len(ids) > examples:
             print_line(f"  {kind}: {len(ids) - examples:,} more")
     counts = manifest.counts
@@ -158,8 +157,8 @@ def print_sync(index: Path, before: "Index", changes: "Changes", manifest: Manif
 def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
     """Print the vectors that were added to an index, and which ones it has now."""
     sets = index_settings(index, manifest).vectors
-    others = [f"{other} (default)" if other == sets.default else other for other in sets.sets]
-    print_line(f"{index}: vectors {', '.join(others)}")
+    names = [f"{other} (default)" if other == sets.default else other for other in sets.sets]
+    print_line(f"{index}: vectors {', '.join(names)}")
     _print_vectors(sets.sets[name], manifest.counts["passages"])
 
 
@@ -182,13 +181,13 @@ def print_hits(hits: Iterable[tuple[Passage, float]], marker: Marker, terms: Con
         text = " ".join(passage.text.split())
         marks = marker.marks(text, terms)
         begin, end = best_window(text, marks, _LONGEST_TEXT)
-        shown = [(max(one.begin, begin) - begin, min(one.end, end) - begin, one.term) for one in marks]
-        inside = [Mark(*one) for one in shown if one[0] < one[1]]
+        shown = [(max(mark.begin, begin) - begin, min(mark.end, end) - begin, mark.term) for mark in marks]
+        inside = [Mark(*mark) for mark in shown if mark[0] < mark[1]]
         _print_marked(f"     {'...' if begin else ''}", text[begin:end], inside, "..." if end < len(text) else "")
 
 
 def document_name(document_id: str, title: str, place: str | None = None) -> str:
-    """The id of a document, or its `place`, and its title if that is not the name of its file."""
+    """Return the id of a document, or its `place`, and its title if that is not the name of its file."""
     path = PurePath(document_id)
     shown = "" if title in (document_id, path.name, path.stem) else title
     return one_line("  ".join(part for part in (place or document_id, shown) if part))
@@ -229,8 +228,8 @@ def print_generations(
     if len(prompts) == 1:
         return [print_generation(prompts[0], (piece for _, piece in pieces), passages)]
     written = by_prompt(len(prompts), pieces)
-    for prompt, own in zip(prompts, written, strict=True):
-        print_generation(prompt, own, passages)
+    for prompt, continuation in zip(prompts, written, strict=True):
+        print_generation(prompt, continuation, passages)
         print_line()
     return written
 
@@ -238,7 +237,7 @@ def print_generations(
 def generation_as_json(
     prompt: str, written: Sequence[GeneratedText], passages: Passages, tokenizer: Tokenizer, traced: TracedText | None
 ) -> JsonValue:
-    """The parts of a generated text with their sources, and every token; if traced, also the gain from passages."""
+    """Return the parts of a generated text with their sources, every token, and if traced the gain from passages."""
     rows: list[JsonValue] = []
     for place, token in enumerate(token for piece in written for token in piece.tokens):
         text = tokenizer.decode(np.array([token.token]))
@@ -259,7 +258,7 @@ def generation_as_json(
 
 
 def by_prompt(count: int, pieces: Iterable[tuple[int, GeneratedText]]) -> list[list[GeneratedText]]:
-    """The generated pieces, grouped by prompt."""
+    """Return the generated pieces, grouped by prompt."""
     written: list[list[GeneratedText]] = [[] for _ in range(count)]
     for number, piece in pieces:
         written[number].append(piece)
@@ -267,30 +266,30 @@ def by_prompt(count: int, pieces: Iterable[tuple[int, GeneratedText]]) -> list[l
 
 
 def _sources(span: GeneratedText, passages: Passages) -> str:
-    """The source of a part; for an ensemble, the passages that contributed most of its probability."""
-    given = passage_shares(span.tokens)
-    if len(given) <= 1:
+    """Return the source of a part; for an ensemble, the passages that contributed most of its probability."""
+    shares = passage_shares(span.tokens)
+    if len(shares) <= 1:
         return source_name(span.passage, passages)
-    most = list(given.items())[:_SOURCES]
-    if any(np.isnan(share) for share in given.values()):
-        return ", ".join(source_name(number, passages) for number in given) + ", contrasted; no shares"
+    most = list(shares.items())[:_SOURCES]
+    if any(np.isnan(share) for share in shares.values()):
+        return ", ".join(source_name(number, passages) for number in shares) + ", contrasted; no shares"
     return ", ".join(f"{source_name(number, passages)} {share:.0%}" for number, share in most)
 
 
 def source_name(number: int, passages: Passages) -> str:
-    """The name of a passage for a person: its title or document id, and its number."""
+    """Return the name of a passage for a person, or that there is none."""
     return "no passage" if number == NO_PASSAGE else passage_name(passages[number])
 
 
 def passage_name(passage: Passage) -> str:
-    """The name of a passage for a person: its title, its number, where its document is, and its metadata."""
+    """Return the name of a passage for a person: its title, its number, where its document is, and its metadata."""
     name, place = passage.title or passage.place, passage.place
     parts = [f"passage {passage.number}", *([one_line(place)] if place != name else []), _metadata_line(passage)]
     return f"{one_line(name)} ({'; '.join(filter(None, parts))})"
 
 
 def _metadata_line(passage: Passage) -> str:
-    """The beginning of a passage's metadata on one line, such as `page: 3, url: https://...`, without its origin."""
+    """Return the beginning of a passage's metadata on one line, such as `page: 3, url: https://...`."""
     fields = (
         f"{name}: {value if isinstance(value, str) else to_json(value)}"
         for name, value in passage.metadata.items()
@@ -300,5 +299,5 @@ def _metadata_line(passage: Passage) -> str:
 
 
 def beginning(line: str, width: int) -> str:
-    """The first characters of a line, `width` at most."""
+    """Return the first characters of a line, `width` at most."""
     return line if len(line) <= width else f"{line[:width]}..."

@@ -22,8 +22,7 @@ RECORDS: Final[dict[str, dict[str, type]]] = {
     "question-fields": {"": QuestionFields},
     "limits": {"": Limits},
 }
-"""The record of each part, by its kind and name. Options that name no part, such as `--limits`, take only the keys of
-one record, which stands under ""."""
+"""The record of each part, by its kind and name; options that name no part, such as `--limits`, have it under ""."""
 
 
 def help_command(

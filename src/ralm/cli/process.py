@@ -39,7 +39,7 @@ def print_error(text: str) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Inside the block, print no notes and no progress, only warnings and errors."""
+    """Print no notes and no progress inside the block, only warnings and errors."""
     level = _logger.level
     _logger.setLevel(logging.WARNING)
     try:
@@ -51,7 +51,7 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def library_messages(shown: int = logging.INFO) -> Iterator[None]:
-    """Inside the block, print warnings and log records (from a level on) of the library as lines of this program."""
+    """Print warnings and log records (from a level on) of the library as lines of this program, inside the block."""
     lines, level = _Lines(), _logger.level
     _logger.addHandler(lines)
     _logger.setLevel(shown)
@@ -85,21 +85,18 @@ def escape_unprintable() -> None:
 
 
 def with_flags(text: str, names: Mapping[str, str]) -> str:
-    """A message with the Python arguments in backticks replaced by their flags.
-
-    `stride` becomes --stride, `retriever="dense"` --retriever dense, and `force=True` --force.
-    """
-    return _ARGUMENT.sub(lambda found: _flag(found, names), text)
+    """Return a message with flags in place of the Python arguments in backticks: `stride` becomes --stride."""
+    return _ARGUMENT.sub(lambda match: _flag(match, names), text)
 
 
-def _flag(found: re.Match[str], names: Mapping[str, str]) -> str:
-    name, value, alone = found.groups()
+def _flag(match: re.Match[str], names: Mapping[str, str]) -> str:
+    name, value, alone = match.groups()
     if alone is not None:
         return str(alone)
     if f"{name}={value}" in names:
         return names[f"{name}={value}"]
     if name not in names:
-        return found[0]
+        return match[0]
     return f"{names[name]} {value.strip(_QUOTE)}" if value and value.startswith(_QUOTE) else names[name]
 
 
@@ -147,7 +144,7 @@ def signals_unwind() -> Iterator[None]:
 
 @contextmanager
 def dry_run_outputs(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The values of flags in a dry run, with outputs in a folder that is removed at the end."""
+    """Yield the values of flags in a dry run, with outputs in a folder that is removed at the end."""
     with scratch_folder() as folder, redirect_stdout(io.StringIO()):
         outputs = [name for name in ("out", "report") if values.get(name) is not None]
         yield {**values, **{name: folder / name for name in outputs}}

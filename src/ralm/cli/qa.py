@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import ralm
-from ralm.answering.options import AnswerOptions, AnswerSemantics, QuestionFields
+from ralm.answering.options import AnswerSemantics
 from ralm.cli import options
-from ralm.cli.flags import Given, TableOutput
+from ralm.cli.flags import TableOutput, UserFlags
 from ralm.cli.models import open_model, open_pairs
 from ralm.cli.over import Over, Shared, make_jobs, sharing
 from ralm.errors import UsageError
@@ -31,10 +31,7 @@ _SHOTS_OF_CHOICES: Final = 5
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionJob:
-    """Questions, the prompt, and how they are answered.
-
-    Raises UsageError if options do not go together.
-    """
+    """The questions, the prompt, and how they are answered; UsageError if options do not agree."""
 
     questions: Annotated[
         str,
@@ -66,7 +63,7 @@ class QuestionJob:
         ),
     ] = None
     answering: Annotated[
-        AnswerOptions,
+        ralm.AnswerOptions,
         Option(
             "How an answer is drawn.",
             inner={"join": _JOINS, **dict.fromkeys(("new_tokens", "stop", "temperature"), _WRITES)},
@@ -74,18 +71,15 @@ class QuestionJob:
     ]
     semantics: Annotated[
         AnswerSemantics,
-        Option(
-            "paper or official: follow the paper's text, or its published code, where they differ.",
-            needs=_OPEN,
-        ),
+        Option("paper or official: follow the paper's text, or its published code, where they differ.", needs=_OPEN),
     ] = "paper"
     fields: Annotated[
-        QuestionFields,
+        ralm.QuestionFields,
         Option(
             "Fields of a record, such as question=query,answers=gold; `ralm help question-fields` lists the keys.",
             part="keys",
         ),
-    ] = field(default_factory=QuestionFields)
+    ] = field(default_factory=ralm.QuestionFields)
     limit: Annotated[
         int | None, Option("Use only this many questions, with choices of each subject.", default_text="all")
     ] = None
@@ -110,7 +104,7 @@ class QuestionJob:
 
         return has_choices(self.questions, self.fields)
 
-    def point(self, given: Given, shared: Shared) -> dict[str, Any]:
+    def point(self, user_flags: UserFlags, shared: Shared) -> dict[str, Any]:
         """Return the arguments of the evaluation; `shared` opens what jobs have in common."""
         from ralm.answering.prompt_reader import chosen_prompt
         from ralm.pipeline import open_pipeline
@@ -132,7 +126,7 @@ class QuestionJob:
             prompt, how["options"] = ralm.open_prompt(self.prompt or "replug-choice"), self.answering
         else:
             named, reader = None if self.prompt is None else ralm.open_prompt(self.prompt), opened.parts.reader
-            prompt, how["options"] = chosen_prompt(named, opened.model.tokenizer, reader, self.answering, given)
+            prompt, how["options"] = chosen_prompt(named, opened.model.tokenizer, reader, self.answering, user_flags)
             how["semantics"] = self.semantics
         if self.has_passages:
             how |= {"source": opened.source, "parts": opened.parts}
@@ -142,8 +136,8 @@ class QuestionJob:
         if self.retrieved is not None:
             return shared(ralm.GivenPassages.read, self.retrieved, self.fields)
         pipeline = self.pipeline
-        found = ralm.FromRetriever.of_index
-        return shared(found, pipeline.index, pipeline.retrieval) if pipeline.retrieves else None
+        of_index = ralm.FromRetriever.of_index
+        return shared(of_index, pipeline.index, pipeline.retrieval) if pipeline.retrieves else None
 
     def describe(self, point: dict[str, Any]) -> str:
         """Return how the questions were asked, in a sentence."""
@@ -155,13 +149,13 @@ class QuestionJob:
         return f"{asked}{why}; answers have at most {point['options'].new_tokens} tokens"
 
 
-def _read(has_choices: bool, source: str, names: QuestionFields, limit: int | None) -> Any:
-    """The questions of a source, at most so many."""
+def _read(has_choices: bool, source: str, names: ralm.QuestionFields, limit: int | None) -> Any:
+    """Return the questions of a source, at most so many."""
     return (ralm.read_choice_questions if has_choices else ralm.read_questions)(source, names, limit=limit)
 
 
 def qa_command(
-    given: Given,
+    user_flags: UserFlags,
     make_job: Callable[..., QuestionJob],
     baseline: Annotated[bool, Option("Also answer every question without passages (closed book).")] = False,
     over: Over = None,
@@ -188,12 +182,12 @@ def qa_command(
     def make(**values: Any) -> QuestionJob:
         if "documents" not in values:
             return make_job(**values)
-        several = {} if "reader" in given else {"reader": "concatenation"}
+        several = {} if "reader" in user_flags else {"reader": "concatenation"}
         is_closed = values["documents"] == 0
         job = make_job(**several, documents=2 if is_closed else values["documents"])  # any number that readers take
         return replace(job, is_closed_book=is_closed)
 
-    jobs = make_jobs(given, make, QuestionJob, over)
+    jobs = make_jobs(user_flags, make, QuestionJob, over)
 
     from ralm.answering.evaluation import evaluate_answers
     from ralm.answering.run import ANSWERS_KIND, CHOICES_KIND, questions_config, sweep_answers
@@ -207,11 +201,11 @@ def qa_command(
     if out is not None:
         kind = SWEEP_KIND if over else CHOICES_KIND if job.has_choices else ANSWERS_KIND
         check_output(out, kind=kind, force=force)
-    points = {value: one.point(jobs.given, shared) for value, one in jobs.by_value.items()}
+    points = {value: job.point(jobs.user_flags, shared) for value, job in jobs.by_value.items()}
     model = open_model(job.pipeline.lm, job.pipeline.model)
     if over:
         swept = sweep_answers(jobs.option, points, model, baseline=baseline, out=out, force=force)
-        described = dict.fromkeys(one.describe(points[value]) for value, one in jobs.by_value.items())
+        described = dict.fromkeys(job.describe(points[value]) for value, job in jobs.by_value.items())
 
         def print_text() -> None:
             print_sweep(swept, out)
@@ -222,8 +216,8 @@ def qa_command(
     [point] = points.values()
     asked = {**point, "model": model}
     run: Any = evaluate_answers if out is None else partial(ralm.run_questions, out, force=force)
-    found = run(baseline=baseline, **asked)
+    evaluation = run(baseline=baseline, **asked)
     return TableOutput(
-        lambda: {**found.summary(), "config": questions_config(**asked)},
-        partial(print_answers, found, out, job.describe(point)),
+        lambda: {**evaluation.summary(), "config": questions_config(**asked)},
+        partial(print_answers, evaluation, out, job.describe(point)),
     )

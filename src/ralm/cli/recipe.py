@@ -106,7 +106,7 @@ def run_command(
 
 
 def _open(names: Sequence[str], out: Path, how: RecipeOptions) -> "tuple[RecipeFolder, list[Recipe]]":
-    """The folder of recipes, and those of these names."""
+    """Return the folder of recipes, and those of these names."""
     from ralm.recipes.catalogue import nearest_names, recipe_named
     from ralm.recipes.folder import RecipeFolder
 
@@ -128,7 +128,7 @@ def _open(names: Sequence[str], out: Path, how: RecipeOptions) -> "tuple[RecipeF
 
 
 def _together(outputs: list[flags.Output]) -> flags.Output:
-    """The outputs of several recipes as one: in JSON an array, unless there is only one."""
+    """Return the outputs of several recipes as one: in JSON an array, unless there is only one."""
     if len(outputs) == 1:
         return outputs[0]
 
@@ -140,7 +140,7 @@ def _together(outputs: list[flags.Output]) -> flags.Output:
 
 
 def _show(recipe: "Recipe") -> flags.Output:
-    """The inputs of a recipe, its models, differences from the paper, and its steps as a shell script."""
+    """Return the inputs of a recipe, its models, differences from the paper, and its steps as a shell script."""
     from ralm.cli.output import print_line
 
     reads = recipe.resources.values()

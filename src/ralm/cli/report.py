@@ -11,8 +11,8 @@ from ralm.errors import UsageError
 from ralm.options import Needs, Option
 
 _TOKENS, _QUESTIONS = 4000, 1000
-_SINGLE: Final = Needs("a single run", lambda own: len(own.runs) == 1)
-_PAGE: Final = Needs("`html`", lambda own: own.html is not None)
+_SINGLE: Final = Needs("a single run", lambda command: len(command.runs) == 1)
+_PAGE: Final = Needs("`html`", lambda command: command.html is not None)
 
 
 def report_command(
@@ -81,6 +81,6 @@ def report_command(
 
 
 def _short_names(runs: Sequence[Path]) -> list[str]:
-    """The names of folders; their paths if two have one name."""
+    """Return the names of folders; their paths if two have one name."""
     names = [run.name for run in runs]
     return names if len({*names}) == len(names) else [*map(str, runs)]

@@ -66,12 +66,12 @@ def print_measures(rows: Mapping[str, perplexity.Reading], changes: Mapping[str,
 
 
 def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
-    """A measure, or its bounds."""
+    """Return a measure, or its bounds, as text."""
     bounds = measures.get("bounds")
-    found = bounds[name] if isinstance(bounds, dict) else None
-    if not isinstance(found, list):
+    ends = bounds[name] if isinstance(bounds, dict) else None
+    if not isinstance(ends, list):
         return "-" if math.isnan(figure := to_float(measures[name])) else f"{figure:.2f}"
-    lower, upper = map(to_float, found)
+    lower, upper = map(to_float, ends)
     return f"{lower:.2f} to {upper:.2f}" if math.isfinite(upper) else f">= {lower:.2f}"
 
 
@@ -109,19 +109,19 @@ def print_comparison(compared: Comparison, heading: str) -> None:
     if not rows:
         print_line(f"  {compared.units:,} {compared.noun}: no measure counts in all of them")
         return
-    others = ["change from the first"] if len(compared.names) > 1 else []
-    print_table(["", heading, "", *others], [row[: 3 + len(others)] for row in rows], pad_edge=False)
+    changes = ["change from the first"] if len(compared.names) > 1 else []
+    print_table(["", heading, "", *changes], [row[: 3 + len(changes)] for row in rows], pad_edge=False)
     if "change" in compared.columns:
         print_line("  change: of the token perplexity from that without passages")
-    figures = [one for of_runs in compared.figures.values() for one in of_runs.values()]
+    figures = [figure for of_runs in compared.figures.values() for figure in of_runs.values()]
     print_line(f"  {_about_units(compared.units, compared.noun, figures)}")
 
 
 def _about_units(units: int, noun: str, estimates: Sequence[Estimate]) -> str:
-    """What intervals are over, or why there are none."""
-    known = any(one.ends for one in estimates)
+    """Return what intervals are over, or why there are none."""
+    has_interval = any(estimate.ends for estimate in estimates)
     what = f"stretches of {STRETCH} tokens" if noun == "stretches" else noun
-    return f"{units:,} {what}: {'95% intervals, each for itself' if known else NO_INTERVAL}"
+    return f"{units:,} {what}: {'95% intervals, each for itself' if has_interval else NO_INTERVAL}"
 
 
 def _print_gain(words: str, gain: Estimate) -> None:
@@ -131,11 +131,11 @@ def _print_gain(words: str, gain: Estimate) -> None:
 def print_worth(folder: Path, statistics: SignalStatistics) -> None:
     """Print the gain of choosing well among the passages of signals."""
     print_line(f"{folder}: {statistics.examples:,} examples with passages to choose from")
-    left = {
+    unused = {
         "fewer than two passages": statistics.single,
         "a token that the model gives no probability": statistics.impossible,
     }
-    for what, count in left.items():
+    for what, count in unused.items():
         if count:
             print_line(f"  not used: {count:,} with {what}")
     print_line("gain over no passage, in nats per token:")
@@ -164,8 +164,8 @@ _RETRIEVER: Final = {
 
 def print_reranker(trained: reranker.TrainedReranker) -> None:
     """Print the folder of a reranker, and the gain of its choice on held-out documents."""
-    found = trained.held_out
-    had_choice = found is not None and Estimate(**found["before"]).is_above
+    gains = trained.held_out
+    had_choice = gains is not None and Estimate(**gains["before"]).is_above
     keep = "the choice before" if had_choice else "the first candidate"
     _print_trained(trained, "reranker", _RERANKER, ("change", "chosen"), keep)
     if trained.rank_weight:
@@ -173,8 +173,7 @@ def print_reranker(trained: reranker.TrainedReranker) -> None:
 
 
 def print_retriever(trained: "Trained", what: str, before: str, use: str) -> None:
-    """Print the folder of `what` was trained, what it gained on held-out documents over what was there `before`, and
-    how to `use` it."""
+    """Print the folder and gains of `what` was trained, beside what was there `before`, and how to `use` it."""
     _print_trained(trained, what, _RETRIEVER, ("ensemble_change",), before)
     print_line(use)
 
@@ -182,15 +181,14 @@ def print_retriever(trained: "Trained", what: str, before: str, use: str) -> Non
 def _print_trained(
     trained: "Trained", what: str, words: Mapping[str, str], decisive: Sequence[str], before: str
 ) -> None:
-    """Print a training, its loss and its gains; say to keep what was there `before` unless the intervals of the
-    `decisive` gains are above 0."""
+    """Print a training, its loss and its gains; say to keep `before` unless the `decisive` gains are above 0."""
     print_line(f"{trained.out}: {what} of step {trained.best_step:,}, after {trained.steps:,} steps")
     losses = {row["step"]: row["held_out_loss"] for row in trained.losses}
     begun, ended = losses.get(0), losses.get(trained.best_step)
     if begun is not None and ended is not None:
         print_line(f"loss of the held-out examples: {begun:.4f} before, {ended:.4f} after")
-    found = trained.held_out
-    if found is None:
+    outcome = trained.held_out
+    if outcome is None:
         is_any_held_out = any(loss is not None for loss in losses.values())
         why = (
             "too few documents are held out to say" if is_any_held_out else "no document was held out, which would say"
@@ -198,11 +196,11 @@ def _print_trained(
         print_line(f"{why} what was gained")
         return
     print_line(
-        f"gain on {found['examples']:,} held-out examples of {found['documents']:,} documents, in nats per token:"
+        f"gain on {outcome['examples']:,} held-out examples of {outcome['documents']:,} documents, in nats per token:"
     )
     for name, shown in words.items():
-        _print_gain(f"{shown + ':':<42}", Estimate(**found[name]))
-    gains = [Estimate(**found[name]) for name in decisive]
+        _print_gain(f"{shown + ':':<42}", Estimate(**outcome[name]))
+    gains = [Estimate(**outcome[name]) for name in decisive]
     if any(gain.ends is None for gain in gains):
         print_line(f"whether that is more than chance is not known ({NO_INTERVAL})")
     elif not all(gain.is_above for gain in gains):

@@ -14,8 +14,6 @@ from ralm.errors import UsageError
 from ralm.evaluation import RETRIEVAL_MEASURES
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Needs, Option
-from ralm.reading.plan import PlanOptions
-from ralm.retrieval.retriever import RetrieverOptions
 
 if TYPE_CHECKING:
     from ralm.evaluation.retrieval import Qrels, RetrievalRun
@@ -23,9 +21,9 @@ if TYPE_CHECKING:
 
 _K, _TOPIC_K, _ANSWER_K = 10, 1000, 100
 _K_TEXT: Final = f"{_K}; of topics: {_TOPIC_K}; of questions with answers: {_ANSWER_K}"
-_JUDGEMENTS: Final = Needs("`topics` or `qrels`", lambda own: own.topics or own.qrels)
+_JUDGEMENTS: Final = Needs("`topics` or `qrels`", lambda command: command.topics or command.qrels)
 _ANSWER_MEASURES: Final = "Success@1, Success@5, Success@20, Success@100, RR"
-_INDEX: Final = Needs("an index", lambda own: not _is_run_file(own.index))
+_INDEX: Final = Needs("an index", lambda command: not _is_run_file(command.index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +38,7 @@ class JudgingOptions:
         ),
     ] = None
     qrels: Annotated[
-        Path | None,
-        Option("Relevance judgements of TREC or BEIR.", default_text="of BEIR's folder: qrels/test.tsv"),
+        Path | None, Option("Relevance judgements of TREC or BEIR.", default_text="of BEIR's folder: qrels/test.tsv")
     ] = None
     measures: Annotated[
         str | None,
@@ -52,8 +49,7 @@ class JudgingOptions:
         ),
     ] = None
     against: Annotated[
-        str | None,
-        Option("Compare with this retriever, as for `retriever`, or with this run file.", needs=_JUDGEMENTS),
+        str | None, Option("Compare with this retriever, as for `retriever`, or with this run file.", needs=_JUDGEMENTS)
     ] = None
     run_out: Annotated[Path | None, Option("Run file of TREC to write.", needs=_JUDGEMENTS)] = None
     force: Annotated[bool, options.force_option("run_out")] = False
@@ -86,7 +82,7 @@ def search_command(
         str | None, Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.")
     ] = None,
     judging: JudgingOptions,
-    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)],
+    retrieval: Annotated[ralm.RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)],
     json: Annotated[bool, Option("Print only one JSON object.")] = False,
 ) -> None:
     """Find the passages of an index that best match a query.
@@ -115,13 +111,13 @@ def search_command(
     source = ralm.FromRetriever.of_index(opened, retrieval, mask_N=mask_N)
     hits = source.search(texts, k or _K)
     for row, question in enumerate(texts):
-        found = [(source.passages[number], score) for number, score in hits.of(row)]
+        matches = [(source.passages[number], score) for number, score in hits.of(row)]
         terms = marker.terms(question)
         if json or queries is not None:
-            marks = [spans_of(marker.marks(passage.text, terms)) for passage, _ in found]
-            print_json({"query": question, "hits": hits_as_json(found, marks)})
-        elif found:
-            print_hits(found, marker, terms)
+            marks = [spans_of(marker.marks(passage.text, terms)) for passage, _ in matches]
+            print_json({"query": question, "hits": hits_as_json(matches, marks)})
+        elif matches:
+            print_hits(matches, marker, terms)
         else:
             process.print_note(
                 "no passage was found: none contains an indexed word of the query, or none of them may be found"
@@ -133,7 +129,7 @@ def _is_run_file(source: Path) -> bool:
     return source.exists() and not source.is_dir()
 
 
-def _judge(source: Path, judging: JudgingOptions, retrieval: RetrieverOptions, k: int | None) -> flags.TableOutput:
+def _judge(source: Path, judging: JudgingOptions, retrieval: ralm.RetrieverOptions, k: int | None) -> flags.TableOutput:
     """Return the means over judged topics with intervals, of an index that is searched for them or of a run file."""
     from ralm.cli.results import print_comparison
     from ralm.evaluation.retrieval import parse_measures
@@ -171,7 +167,7 @@ def _judge(source: Path, judging: JudgingOptions, retrieval: RetrieverOptions, k
     if judging.run_out is not None:
         ralm.write_run_file(judging.run_out, runs[0], names[0])
     judged = [ralm.judge_run(run, qrels, measures) for run in runs]
-    compared = ralm.Comparison(names[::-1], [one.units for one in reversed(judged)])
+    compared = ralm.Comparison(names[::-1], [run.units for run in reversed(judged)])
     configs: list[JsonValue] = [sources[name].config if name in sources else {"run": name} for name in names]
     return flags.TableOutput(
         lambda: {**compared.as_json(), "by_topic": judged[0].by_topic(), "config": {"k": depth, "runs": configs[::-1]}},
@@ -194,12 +190,12 @@ def _judged_topics(judging: JudgingOptions, *, searched: bool) -> "tuple[dict[st
     return texts, {topic: qrels[topic] for topic in texts}
 
 
-_PLAN = PlanOptions(document_tokens=0)
+_PLAN = ralm.PlanOptions(document_tokens=0)
 
 
 def retrieve_command(
     *,
-    given: flags.Given,
+    user_flags: flags.UserFlags,
     text: Annotated[Path, options.argument("Text to retrieve for, as for `ralm eval`.", "TEXTFILE")],
     index: Annotated[Path | None, Option("Folder that `ralm index` made.")] = None,
     lm: Annotated[
@@ -207,8 +203,8 @@ def retrieve_command(
     ],
     out: Annotated[Path, Option("File to write (JSON).")],
     k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
-    retrieval: RetrieverOptions,
-    plan: Annotated[PlanOptions, Option("What is read for a stride.", without=("document_tokens", "bos"))] = _PLAN,
+    retrieval: ralm.RetrieverOptions,
+    plan: Annotated[ralm.PlanOptions, Option("What is read for a stride.", without=("document_tokens", "bos"))] = _PLAN,
     limit_tokens: options.LimitTokens = None,
     fields: Annotated[Fields, options.FIELDS],
     force: options.Force = False,
@@ -220,7 +216,7 @@ def retrieve_command(
 
     Example: `ralm retrieve my-text.txt -m smollm2 -i my-index -o retrieved.json`
     """
-    plan = options.with_query_tokens(plan, retrieval, given)
+    plan = options.with_query_tokens(plan, retrieval, user_flags)
 
     from ralm.cli.output import print_line
     from ralm.corpus.sources import read_texts

@@ -22,16 +22,16 @@ from ralm.settings import LM_ARGS
 _DEMO = Path("ralm-demo")
 _UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length")
 """Options without effect on a server that passes requests on."""
-_API = Needs("a model behind an API", lambda own: is_api(own.lm or ""))
-_AUDIT = Needs("`audit_log`", lambda own: own.audit_log is not None)
-_MODEL = Needs("`lm`", lambda own: own.demo or own.lm is not None)
-_PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
-_READING = Needs("`lm` and `index`", lambda own: own.demo or bool(own.lm and own.index))
+_API = Needs("a model behind an API", lambda command: is_api(command.lm or ""))
+_AUDIT = Needs("`audit_log`", lambda command: command.audit_log is not None)
+_MODEL = Needs("`lm`", lambda command: command.demo or command.lm is not None)
+_PASSAGES = Needs("`index`", lambda command: command.demo or bool(command.index))
+_READING = Needs("`lm` and `index`", lambda command: command.demo or bool(command.lm and command.index))
 
 
 def serve_command(
     *,
-    given: flags.Given,
+    user_flags: flags.UserFlags,
     lm: Annotated[
         str | None,
         Option(
@@ -51,17 +51,10 @@ def serve_command(
     ),
     serving: Annotated[
         ServeOptions,
-        Option(
-            "How the server works.",
-            inner={
-                **dict.fromkeys(("name", "allow", "prompt"), _MODEL),
-                "query": _API,
-            },
-        ),
+        Option("How the server works.", inner={**dict.fromkeys(("name", "allow", "prompt"), _MODEL), "query": _API}),
     ],
     retrieval: Annotated[
-        RetrieverOptions,
-        Option("How passages are retrieved.", needs=_PASSAGES, without=("forbidden_titles",)),
+        RetrieverOptions, Option("How passages are retrieved.", needs=_PASSAGES, without=("forbidden_titles",))
     ],
     reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_READING)],
     plan: Annotated[
@@ -99,7 +92,7 @@ def serve_command(
     lm = _checked_model(lm, index, demo=demo)
     if lm is None:
         _check_limits(serving.limits, ("cached_tokens", "prompt_tokens", "new_tokens"), " without `lm`")
-    plan = options.with_query_tokens(plan, retrieval, given)
+    plan = options.with_query_tokens(plan, retrieval, user_flags)
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
         from ralm.serving.audit import AuditLog
@@ -133,7 +126,7 @@ def serve_command(
         if is_api(lm):
             with extra("api", "models behind an API need", API_PACKAGES):
                 from ralm.serving.proxy import ProxyService
-            _check_passed_on(lm, model_options, serving.limits, given)
+            _check_passed_on(lm, model_options, serving.limits, user_flags)
             service = ProxyService(endpoint_of(lm), model_options.api.timeout, served)
         else:
             ranker = reading.ranker
@@ -151,7 +144,7 @@ def serve_command(
 
 
 def _checked_model(lm: str | None, index: tuple[str, ...], *, demo: bool) -> str | None:
-    """The name of the language model, None for none; UsageError if options do not go together."""
+    """Return the name of the language model, None for none; UsageError if options do not go together."""
     if demo and index:
         raise UsageError("`demo` serves its own index: leave out `index`.")
     if lm is not None or demo:
@@ -161,15 +154,15 @@ def _checked_model(lm: str | None, index: tuple[str, ...], *, demo: bool) -> str
     return None
 
 
-def _check_passed_on(name: str, model_options: ModelOptions, limits: Limits, given: flags.Given) -> None:
+def _check_passed_on(name: str, model_options: ModelOptions, limits: Limits, user_flags: flags.UserFlags) -> None:
     """Report that requests are passed on; UsageError if an option has no effect on them."""
     passed = f"requests to {name} are passed on as they are"
     if keys := keys_text(model_options, ModelOptions(api=ApiOptions(timeout=model_options.api.timeout))):
         raise UsageError(f"`lm_args` {keys} has no effect: {passed}.")
     _check_limits(limits, ("prompt_tokens", "cached_tokens"), f": {passed}")
     for option in _UNUSED:
-        if option in given:
-            raise UsageError(f"{given[option]} has no effect: {passed}.")
+        if option in user_flags:
+            raise UsageError(f"{user_flags[option]} has no effect: {passed}.")
     process.print_note(f"{passed}, with passages")
 
 
@@ -179,10 +172,10 @@ def _check_limits(limits: Limits, unused: tuple[str, ...], why: str) -> None:
         raise UsageError(f"`limits` {keys} has no effect{why}.")
 
 
-def index_folders(given: tuple[str, ...]) -> dict[str, Path]:
-    """The folders of indexes by name, by default that of the folder; UsageError if two are equal or one has a `/`."""
+def index_folders(arguments: tuple[str, ...]) -> dict[str, Path]:
+    """Return the folders of indexes by name, by default the folder's; UsageError if two are equal or one has a `/`."""
     folders: dict[str, Path] = {}
-    for argument in given:
+    for argument in arguments:
         name, _, folder = argument.rpartition("=")
         name = name or Path(folder).resolve().name
         if "/" in name:
@@ -206,10 +199,7 @@ def _print_requests(url: str, model: str) -> None:
 
 def mcp_command(
     *,
-    index: Annotated[
-        tuple[str, ...],
-        Option("Search this index, DIR or NAME=DIR; repeatable: by default the first."),
-    ],
+    index: Annotated[tuple[str, ...], Option("Search this index, DIR or NAME=DIR; repeatable: by default the first.")],
     retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.")],
 ) -> None:
     """Search indexes for an agent, by the Model Context Protocol over standard input and output.

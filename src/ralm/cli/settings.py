@@ -26,15 +26,15 @@ def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
     if file is None:
         return None
     command: Any = context.command
-    own, values, unused = _options(command), {}, []
+    options, values, unused = _options(command), {}, []
     try:
         settings = tomllib.loads(read_utf8(file, InputError))
     except ValueError as error:
         raise UsageError(f"{file} is not a file of settings: {error}.") from None
     for key, value in settings.items():
-        if (name := key.replace("_", "-")) in own:
-            values[own[name].name] = _value(context, own[name], file, name, value)
-        elif any(name in options for options in _options_of_others(command)):
+        if (name := key.replace("_", "-")) in options:
+            values[options[name].name] = _value(context, options[name], file, name, value)
+        elif any(name in names for names in _options_of_others(command)):
             unused.append(name)
         else:
             raise UsageError(f"{file} sets {key}, which is no option of `ralm {command.name}`: correct or remove it.")
@@ -54,23 +54,27 @@ SETTINGS_OPTION: Final[Any] = typer.Option(
 
 
 def with_file(message: str, context: typer.Context) -> str:
-    """An error message that begins with the file of settings if that set an option which the message names."""
+    """Return an error message, which begins with the file of settings if that set an option which it names."""
     command: Any = context.command
-    sources = ((one, context.get_parameter_source(one.name)) for one in command.params)
-    from_file = [one for one, source in sources if source is not None and source.name == "DEFAULT_MAP"]
-    flags = (re.escape(flag) for one in from_file for flag in (*one.opts, *one.secondary_opts))
+    sources = ((option, context.get_parameter_source(option.name)) for option in command.params)
+    from_file = [option for option, source in sources if source is not None and source.name == "DEFAULT_MAP"]
+    flags = (re.escape(flag) for option in from_file for flag in (*option.opts, *option.secondary_opts))
     named = any(re.search(rf"(?<![\w-]){flag}(?![\w-])", message) for flag in flags)
     return f"{context.meta[_FILE]}: {message}" if named else message
 
 
 def _options(command: Any) -> dict[str, Any]:
-    """The options of a command that a file may set, by their names."""
-    named = ((flag.removeprefix("--"), one) for one in command.params for flag in one.opts if flag.startswith("--"))
-    return {name: one for name, one in named if name not in ("settings", "help")}
+    """Return the options of a command that a file may set, by their names."""
+    return {
+        flag.removeprefix("--"): option
+        for option in command.params
+        for flag in option.opts
+        if flag.startswith("--") and flag not in ("--settings", "--help")
+    }
 
 
 def _options_of_others(command: Any) -> Iterator[Iterable[str]]:
-    """The names of the options of the other commands."""
+    """Yield the names of the options of each other command."""
     from ralm.cli import program
 
     every = program().commands
@@ -78,11 +82,11 @@ def _options_of_others(command: Any) -> Iterator[Iterable[str]]:
 
 
 def _value(context: typer.Context, option: Any, file: Path, name: str, value: Any) -> Any:
-    """A value in a file, if the option takes it; UsageError if not."""
+    """Return a value in a file, if the option takes it; UsageError if not."""
     shown = repr(value).lower() if isinstance(value, bool) else repr(value)
     if option.is_flag != isinstance(value, bool) or isinstance(value, dict):
-        wanted = "true or false" if option.is_flag else "a value of its own"
-        raise UsageError(f"{file} sets {name} to {shown}: it takes {wanted}.")
+        kind = "true or false" if option.is_flag else "a value of its own"
+        raise UsageError(f"{file} sets {name} to {shown}: it takes {kind}.")
     if option.multiple and not isinstance(value, list):
         value = [value]
     try:

@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import ralm
 from ralm.cli import options
 from ralm.corpus.decontamination import Decontamination, read_decontamination, read_lines
-from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Option
-from ralm.protocols import Encoder
-from ralm.records import Document, Passage
-from ralm.retrieval.bm25.formula import BuildOptions
 
 if TYPE_CHECKING:
     from ralm.retrieval.index import Index
@@ -33,7 +29,7 @@ def sync_command(
     dry_run: Annotated[bool, Option("Say what would change, and change nothing.")] = False,
     allow_missing: Annotated[bool, Option("Remove the documents of sources that are gone.")] = False,
     skipped: options.SkippedFile = None,
-    build: BuildOptions,
+    build: ralm.BuildOptions,
     device: Annotated[
         str, Option("Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
     ] = "auto",
@@ -65,20 +61,20 @@ def sync_command(
     print_sync(index, opened, changes, manifest, examples=_EXAMPLES if dry_run else 0)
 
 
-def _load_encoder(index: "Index", device: str, vectors: str) -> Encoder:
+def _load_encoder(index: "Index", device: str, vectors: str) -> ralm.Encoder:
     return ralm.load_encoder(index.encoder_options(vectors), device=device)
 
 
-def _splitting(index: "Index") -> Callable[[Iterable[Document]], Iterator[Passage]]:
+def _splitting(index: "Index") -> Callable[[Iterable[ralm.Document]], Iterator[ralm.Passage]]:
     """Return the function that splits documents as those of the index were split."""
     lm: str | None = None
     match index.manifest.settings.get("splitting"):
         case {"split": "sentences" | "structure" as split, "words": int() as words, "overlap_words": int() as overlap}:
-            splitting = Splitting(split=split, words=words, overlap_words=overlap)
+            splitting = ralm.Splitting(split=split, words=words, overlap_words=overlap)
         case {"words": int() as words}:
-            splitting = Splitting(words=words)
+            splitting = ralm.Splitting(words=words)
         case {"tokens": int() as tokens, "lm": str() as lm}:
-            splitting = Splitting(tokens=tokens)
+            splitting = ralm.Splitting(tokens=tokens)
         case _:
             raise UsageError(
                 f"{index.path} does not say how its documents were split, since a program built it; add passages to it "
@@ -93,13 +89,13 @@ def _splitting(index: "Index") -> Callable[[Iterable[Document]], Iterator[Passag
 
 
 def _decontamination(index: "Index") -> Decontamination:
-    """The decontamination that the index was built with, from the files that it names."""
+    """Return the decontamination that the index was built with, from the files that it names."""
     record, recorded = index.settings.files, index.manifest.settings.get("decontamination")
     if record is None or not (record.forbidden_titles or record.decontaminate) or not isinstance(recorded, dict):
         return Decontamination()
     made = read_decontamination(
         Path(record.forbidden_titles) if record.forbidden_titles else None,
-        [Path(one) for one in record.decontaminate],
+        [Path(path) for path in record.decontaminate],
         int(str(recorded["ngram"])),
         float(str(recorded["max_overlap"])),
     )

@@ -9,24 +9,13 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.cli import options
-from ralm.cli.flags import Given, Output
+from ralm.cli.flags import Output, UserFlags
 from ralm.cli.models import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
-from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
-from ralm.retrieval.retriever import RetrieverOptions
 from ralm.settings import LM_ARGS, PipelineOptions
-from ralm.training.options import (
-    REPLUG,
-    REPLUG_EXAMPLES,
-    CandidateOptions,
-    ExampleOptions,
-    QueryEncoderOptions,
-    RerankerOptions,
-    RetrieverTrainingOptions,
-    TrainingOptions,
-)
+from ralm.training.options import REPLUG, REPLUG_EXAMPLES
 
 
 def reranker_command(
@@ -37,8 +26,8 @@ def reranker_command(
         Path | None, Option("Index that the signals were measured with.", default_text="the one that they name")
     ] = None,
     init: Annotated[str, Option("Language model, encoder or cross-encoder to begin from: hub name or folder.")],
-    reading: RerankerOptions,
-    training: TrainingOptions,
+    reading: ralm.RerankerOptions,
+    training: ralm.TrainingOptions,
     force: options.Force = False,
 ) -> Output:
     """Train a reranker, a cross-encoder that chooses the passages that help the language model most.
@@ -55,7 +44,7 @@ def reranker_command(
 
 
 def _as_json(name: str, trained: Any) -> dict[str, JsonValue]:
-    """The outcome of a training; `name` is the key of its folder."""
+    """Return the outcome of a training; `name` is the key of its folder."""
     fields = asdict(trained)
     return {name: str(fields.pop("out")), **fields}
 
@@ -67,7 +56,7 @@ def _is_from_signals(command: Any) -> bool:
 
 
 _FROM_SIGNALS: Final = Needs("SIGNALS", _is_from_signals)
-_FROM_TEXT: Final = Needs("training text", lambda own: not _is_from_signals(own))
+_FROM_TEXT: Final = Needs("training text", lambda command: not _is_from_signals(command))
 
 
 def retriever_command(
@@ -82,15 +71,14 @@ def retriever_command(
         Option("Index whose passages are found; training text needs it.", default_text="the one that the signals name"),
     ] = None,
     lm: Annotated[
-        str | None,
-        Option("Training text: the language model that scores it, as for `ralm signals`.", needs=_FROM_TEXT),
+        str | None, Option("Training text: the language model that scores it, as for `ralm signals`.", needs=_FROM_TEXT)
     ] = None,
-    tuned: Annotated[QueryEncoderOptions, Option("The query encoder.", needs=_FROM_SIGNALS)],
-    both: Annotated[RetrieverTrainingOptions, Option("Both encoders.", needs=_FROM_TEXT)],
-    training: TrainingOptions = REPLUG,
-    sampled: Annotated[ExampleOptions, Option("The examples.", needs=_FROM_TEXT)] = REPLUG_EXAMPLES,
-    candidates: Annotated[CandidateOptions, Option("The candidates.", needs=_FROM_TEXT, without=("candidates",))],
-    model: Annotated[ModelOptions, replace(LM_ARGS, needs=_FROM_TEXT)],
+    tuned: Annotated[ralm.QueryEncoderOptions, Option("The query encoder.", needs=_FROM_SIGNALS)],
+    both: Annotated[ralm.RetrieverTrainingOptions, Option("Both encoders.", needs=_FROM_TEXT)],
+    training: ralm.TrainingOptions = REPLUG,
+    sampled: Annotated[ralm.ExampleOptions, Option("The examples.", needs=_FROM_TEXT)] = REPLUG_EXAMPLES,
+    candidates: Annotated[ralm.CandidateOptions, Option("The candidates.", needs=_FROM_TEXT, without=("candidates",))],
+    model: Annotated[ralm.ModelOptions, replace(LM_ARGS, needs=_FROM_TEXT)],
     fields: Annotated[Fields, replace(options.FIELDS, needs=_FROM_TEXT)],
     skip_bad: Annotated[bool, replace(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
     force: options.Force = False,
@@ -130,7 +118,7 @@ def retriever_command(
 
 def signals_command(
     *,
-    given: Given,
+    user_flags: UserFlags,
     sources: Annotated[
         list[str],
         options.argument(
@@ -140,9 +128,9 @@ def signals_command(
     index: options.IndexFolder,
     lm: options.ModelName,
     out: Annotated[Path, Option("Folder to write.")],
-    sampled: ExampleOptions,
-    candidates: CandidateOptions,
-    retrieval: RetrieverOptions,
+    sampled: ralm.ExampleOptions,
+    candidates: ralm.CandidateOptions,
+    retrieval: ralm.RetrieverOptions,
     model: options.Model,
     fields: Annotated[Fields, options.FIELDS],
     skip_bad: options.SkipBad = False,
@@ -168,7 +156,7 @@ def signals_command(
         sources,
         opened,
         pipeline.model,
-        options.with_query_tokens(sampled, retrieval, given),
+        options.with_query_tokens(sampled, retrieval, user_flags),
         candidates,
         retriever=source.retriever,
         fields=fields,

@@ -15,7 +15,6 @@ from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.options import Option
 from ralm.settings import PipelineOptions
-from ralm.worth.held_out import WorthOptions
 
 if TYPE_CHECKING:
     from ralm.worth.verdict import Worth
@@ -32,7 +31,7 @@ def worth_command(
     questions: Annotated[
         Path | None, Option("Questions with answers that the corpus is for, as for `ralm qa`, instead of a text.")
     ] = None,
-    measuring: WorthOptions,
+    measuring: ralm.WorthOptions,
     fields: Annotated[Fields, options.FIELDS],
     model: options.Model,
 ) -> flags.Output:
@@ -87,7 +86,7 @@ def _print(worth: "Worth", names: dict[str, str]) -> None:
 
 
 def _notes(worth: "Worth") -> Iterator[str]:
-    """What the verdict rests on, a sentence a line."""
+    """Yield what the verdict rests on, a sentence a line."""
     units, noun = worth.gain.units, worth.noun
     all_measured = "all are measured" if units == worth.most else "the others are too short"
     why = {"certain": "the verdict is certain", "budget": "the budget ended", "measured": all_measured}

@@ -50,10 +50,7 @@ NEW_TOKENS: Final = 32
 
 
 def build_demo_folder(folder: Path) -> None:
-    """Write the corpus, the held-out text and the index of the demo; an unchanged older demo is replaced.
-
-    Raises UsageError if anything else is there, including your own files in an older demo.
-    """
+    """Write corpus, held-out text and index, in place of an unchanged older demo; UsageError if others are there."""
     _check_place(folder)
     corpus, held_out = split_held_out(standard_library_documentation())
     with outputs.new_folder(folder, kind=_KIND, force=True, also=[REPORT]) as partial:
@@ -80,7 +77,7 @@ def _check_place(folder: Path) -> None:
 
 
 def held_out_text(documents: Sequence[Document]) -> str:
-    """The held-out documents concatenated in random order, so that any beginning is a random sample."""
+    """Return the documents concatenated in random order, so that any beginning is a random sample."""
     order = np.random.default_rng(0).permutation(len(documents))
     return "\n\n".join(f"{documents[i].title}\n{documents[i].text}" for i in order) + "\n"
 
@@ -95,15 +92,10 @@ class Demonstration:
     def report(self, model: LanguageModel) -> Report:
         """Return the report of the reading with BM25's passages."""
         text = self.bm25.traced
-        settings = {
-            "model": model.name,
-            "passages": "BM25's first",
-            "stride": str(PLAN.stride),
-            "windows": PLAN.windows,
-        }
+        reading = {"passages": "BM25's first", "stride": str(PLAN.stride), "windows": PLAN.windows}
         return Report(
             title=HELD_OUT,
-            settings=settings,
+            settings={"model": model.name, **reading},
             perplexity=self.readings["bm25"].measures.token_perplexity,
             baseline_perplexity=self.readings["none"].measures.token_perplexity,
             text=text,

@@ -29,10 +29,10 @@ _Routine: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def standard_library_documentation() -> list[Document]:
-    """The documentation of the running Python, sorted by id: topics of the reference, modules, classes.
+    """Return the documentation of the running Python, sorted by id: topics of the reference, modules, classes.
 
-    A topic is left out if most of it repeats a longer one, so that a held-out document leaves no copy in the corpus.
-    On Python 3.11 there are about 1,000 documents with 290,000 words; other versions differ.
+    A topic is left out if most of it repeats a longer one, so that a held-out document leaves no copy in the corpus. On
+    Python 3.11 there are about 1,000 documents with 290,000 words; other versions differ.
     """
     library = Path(sysconfig.get_path("stdlib"))
     documents = [*_topics(library / "pydoc_data" / "topics.py"), *docstrings_of_package(library)]
@@ -40,12 +40,11 @@ def standard_library_documentation() -> list[Document]:
 
 
 def docstrings_of_package(path: Path) -> list[Document]:
-    """The docstrings below a folder of Python sources, sorted by id: one document per module and one per class.
+    """Return the docstrings below a package or a folder of packages, sorted by id: a document per module and per class.
 
-    The document of a module holds its docstring and its functions; the document of a class holds its docstring and its
-    methods. Each function or method is `def name(arguments):` followed by its docstring. `path` is a package or a
-    folder of packages. Names are relative to it and include the package's own name. Files that are not valid for this
-    version of Python are skipped. Of documents with the same text, only the first is kept.
+    A document has the docstring of the module or class, then each function or method as `def name(arguments):` and its
+    docstring. Names are relative to `path` and include the package's own. Files that are not valid for this Python, and
+    documents with the text of an earlier one, are left out.
     """
     root = path.parent if (path / "__init__.py").exists() else path
     seen: set[str] = set()
@@ -59,23 +58,20 @@ def docstrings_of_package(path: Path) -> list[Document]:
 
 
 def split_held_out(documents: list[Document], share: float = _HELD_OUT_SHARE) -> tuple[list[Document], list[Document]]:
-    """The documents to retrieve from, and the held-out ones, about `share` of all; both keep their order.
-
-    The side of a document depends only on its id, not on the other documents.
-    """
+    """Return the documents to retrieve from and the held-out ones; a document's side depends on its id alone."""
     held_out = [_position(document.id) < share for document in documents]
     pairs = list(zip(documents, held_out, strict=True))
     return [document for document, out in pairs if not out], [document for document, out in pairs if out]
 
 
 def _position(identifier: str) -> float:
-    """A pseudo-random number in [0, 1), always the same for the same id."""
+    """Return a pseudo-random number in [0, 1), always the same for the same id."""
     digest = hashlib.sha256(f"0:{identifier}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def _topics(file: Path) -> list[Document]:
-    """The topics of the language reference; none if the distribution does not include them."""
+    """Return the topics of the language reference; none if the distribution does not include them."""
     if not file.exists():
         return []
     kept: list[Document] = []
@@ -90,7 +86,7 @@ def _topics(file: Path) -> list[Document]:
 
 
 def _literal_topics(file: Path) -> dict[str, str]:
-    """The dictionary that the file assigns to `topics`, parsed without running the file."""
+    """Return the dictionary that the file assigns to `topics`, parsed without running the file."""
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
         match statement:
             case ast.Assign(targets=[ast.Name(id="topics")], value=value):
@@ -100,7 +96,7 @@ def _literal_topics(file: Path) -> dict[str, str]:
 
 
 def _sources(path: Path) -> Iterator[Path]:
-    """The Python files below a folder in a fixed order, without tests and bundled packages."""
+    """Yield the Python files below a folder in a fixed order, without tests and bundled packages."""
     for entry in sorted(path.iterdir()):
         if entry.is_dir():
             if entry.name not in _NOT_DOCUMENTATION:
@@ -110,13 +106,13 @@ def _sources(path: Path) -> Iterator[Path]:
 
 
 def _module_name(file: Path) -> str:
-    """The dotted name of a source file: `asyncio/queues.py` is `asyncio.queues`, `asyncio/__init__.py` is `asyncio`."""
+    """Return the dotted name of a source file: `asyncio/__init__.py` is `asyncio`."""
     parts = file.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
 def _documents_of_module(file: Path, module: str) -> Iterator[Document]:
-    """The module's own document, then one for each of its classes."""
+    """Yield the module's own document, then one for each of its classes."""
     tree = _parsed(file)
     if tree is None:
         return
@@ -126,7 +122,7 @@ def _documents_of_module(file: Path, module: str) -> Iterator[Document]:
 
 
 def _parsed(file: Path) -> ast.Module | None:
-    """The syntax tree; None for a template or for source of another Python version."""
+    """Return the syntax tree; None for a template or for source of another Python version."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
@@ -147,7 +143,7 @@ def _documents_of_classes(body: list[ast.stmt], prefix: str) -> Iterator[Documen
 
 
 def _routines(body: list[ast.stmt]) -> Iterator[str]:
-    """The documented functions or methods of a body, without private ones but with those like `__init__`."""
+    """Yield the documented functions or methods of a body: not private ones, but those like `__init__`."""
     for statement in body:
         if isinstance(statement, _Routine):
             private = statement.name.startswith("_") and not statement.name.endswith("__")
@@ -158,7 +154,7 @@ def _routines(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def _entry(signature: str, docstring: str | None) -> str:
-    """A signature with its docstring indented below, as in source code."""
+    """Return a signature with its docstring indented below, as in source code."""
     lines = (docstring or "").strip().splitlines()
     return "\n".join([signature, *(f"    {line}".rstrip() for line in lines)])
 

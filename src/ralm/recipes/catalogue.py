@@ -18,12 +18,12 @@ _Place: TypeAlias = tuple[str, str, str]
 _PAPERS: Final = {"in-context-ralm": "In-Context RALM,", "replug": "REPLUG,", "analysis": "Analysis:"}
 
 
-def _data(name: str) -> _Keys:
+def _read_table(name: str) -> _Keys:
     return tomllib.loads(Path(__file__).with_name(f"{name.replace('-', '_')}.toml").read_text(encoding="utf-8"))
 
 
-_DATA: Final = _data("readings")
-_RECIPES: Final[_Keys] = {f"{paper}/{item}": keys for paper in _PAPERS for item, keys in _data(paper).items()}
+_READINGS: Final = _read_table("readings")
+_RECIPES: Final[_Keys] = {f"{paper}/{name}": keys for paper in _PAPERS for name, keys in _read_table(paper).items()}
 _NOT_OF_CELLS: Final = {"title", "about", "differs", "figure", "blocks", "orders", "columns", "published"}
 """Keys of a recipe; all others are of its cells."""
 
@@ -52,12 +52,12 @@ def nearest_names(name: str, names: Iterable[str]) -> str:
 
 
 def _recipe(name: str, folder: RecipeFolder) -> Recipe:
-    data, keys = _RECIPES[name], _scale_keys(folder)
-    paper, _, item = name.partition("/")
-    common = {key: value for key, value in data.items() if key not in _NOT_OF_CELLS}
-    blocks = [common | block for block in data.get("blocks", [{}])]
+    table, keys = _RECIPES[name], _scale_keys(folder)
+    paper, _, number = name.partition("/")
+    common = {key: value for key, value in table.items() if key not in _NOT_OF_CELLS}
+    blocks = [common | block for block in table.get("blocks", [{}])]
     cells = [(_cell(combined, folder), combined) for block in blocks for combined in _combinations(block, keys)]
-    published = _published(data, list(dict.fromkeys(cell.column for cell, _ in cells)))
+    published = _published(table, list(dict.fromkeys(cell.column for cell, _ in cells)))
     places = [(cell.model, cell.how, cell.column) for cell, _ in cells]
     measured = (replace(cell, published=published.get(at)) for (cell, _), at in zip(cells, places, strict=True))
     beside = (
@@ -67,25 +67,25 @@ def _recipe(name: str, folder: RecipeFolder) -> Recipe:
     )
     return Recipe(
         name=name,
-        paper=f"{_PAPERS[paper]} {data.get('title') or item.replace('-', ' ').capitalize()}",
-        about=_value(data["about"], keys),
+        paper=f"{_PAPERS[paper]} {table.get('title') or number.replace('-', ' ').capitalize()}",
+        about=_value(table["about"], keys),
         cells=(*measured, *beside),
-        orders=(*_orders(data.get("orders", ()), cells),),
-        differs=tuple(_value(_DATA["note"].get(note, note), keys) for note in data.get("differs", ())),
-        **data.get("figure", {}),
+        orders=(*_orders(table.get("orders", ()), cells),),
+        differs=tuple(_value(_READINGS["note"].get(note, note), keys) for note in table.get("differs", ())),
+        **table.get("figure", {}),
     )
 
 
 def _scale_keys(folder: RecipeFolder) -> _Keys:
-    """The keys of the scale of recipes, which every cell has."""
-    keys = _DATA["defaults"] | _DATA["scale"]["small" if folder.stand_in else "full"]
-    lists = {f"{{{name}}}": values for name, values in (_DATA["list"] | keys["list"]).items()}
+    """Return the keys of the scale of recipes, which every cell has."""
+    keys = _READINGS["defaults"] | _READINGS["scale"]["small" if folder.stand_in else "full"]
+    lists = {f"{{{name}}}": values for name, values in (_READINGS["list"] | keys["list"]).items()}
     limit = {"limit_tokens": f"--limit-tokens {folder.limit_tokens}"} if folder.limit_tokens else {}
     return {**keys, **limit, "lists": lists, "at": None, "next_at": None}
 
 
 def _combinations(block: Mapping[str, Any], keys: _Keys) -> Iterator[_Keys]:
-    """The keys of each cell of a block: those of the scale, of the entries that the block names, and its own."""
+    """Yield the keys of each cell of a block: those of the scale, of the entries that the block names, and its own."""
     combinations: list[tuple[_Keys, _Keys]] = [({}, {})]
     for key, value in block.items():
         combinations = [
@@ -97,7 +97,7 @@ def _combinations(block: Mapping[str, Any], keys: _Keys) -> Iterator[_Keys]:
 
 
 def _choices(key: str, value: Any, lists: _Keys) -> list[tuple[Any, _Keys]]:
-    """The values of a key, each with the keys that it brings."""
+    """Return the values of a key, each with the keys that it brings."""
     value = lists.get(value, value) if isinstance(value, str) else value
     if isinstance(value, dict):
         return [*value.items()]
@@ -107,16 +107,16 @@ def _choices(key: str, value: Any, lists: _Keys) -> list[tuple[Any, _Keys]]:
 
 
 def _entry(key: str, value: Any) -> _Keys:
-    """The keys of the entry that a value names: a model of resources.toml for `lm`, or one of the table of that key."""
+    """Return the keys of the entry that a value names: a model for `lm`, or an entry of the table of that key."""
     if key == "lm":
         return {"label": RESOURCES[value].label, "billions": RESOURCES[value].billions}
-    entry: Any = _DATA.get(key, {}).get(value) if isinstance(value, str) else None
+    entry: Any = _READINGS.get(key, {}).get(value) if isinstance(value, str) else None
     return _with_base(entry) if isinstance(entry, dict) else {}
 
 
 def _with_base(entry: _Keys) -> _Keys:
-    """An entry with the keys of the table that it `reads` by."""
-    return _with_base(_DATA[entry["reads"]]) | entry if "reads" in entry else entry
+    """Return an entry with the keys of the table that it `reads` by."""
+    return _with_base(_READINGS[entry["reads"]]) | entry if "reads" in entry else entry
 
 
 def _cell(keys: _Keys, folder: RecipeFolder) -> Cell:
@@ -133,7 +133,7 @@ def _cell(keys: _Keys, folder: RecipeFolder) -> Cell:
 
 
 def _step(name: str, keys: _Keys, folder: RecipeFolder) -> Step:
-    text = _value(_DATA["step"][name], keys)
+    text = _value(_READINGS["step"][name], keys)
     references: dict[str, Step | Resource] = {
         reference: RESOURCES[reference[1:]] if reference[0] == "@" else _step(reference[1:], keys, folder)
         for reference in REFERENCE.findall(text)
@@ -142,24 +142,24 @@ def _step(name: str, keys: _Keys, folder: RecipeFolder) -> Step:
 
 
 def _value(value: Any, keys: _Keys) -> Any:
-    """A value, or the one that `{key}` names, or a text with values of keys."""
+    """Return a value, or the one that `{key}` names, or a text with values of keys."""
     if not isinstance(value, str) or "{" not in value:
         return value
     return _value(keys[value[1:-1]] if value[1:-1] in keys else value.format_map(keys), keys)
 
 
-def _published(data: _Keys, columns: list[str]) -> dict[_Place, float]:
-    """The figures of the paper, by their place in the table."""
+def _published(table: _Keys, columns: list[str]) -> dict[_Place, float]:
+    """Return the figures of the paper, by their place in the table."""
     return {
         (model, how, column): figure
-        for model, how, *figures in data.get("published", ())
-        for column, figure in zip(data.get("columns", columns), figures, strict=False)
+        for model, how, *figures in table.get("published", ())
+        for column, figure in zip(table.get("columns", columns), figures, strict=False)
         if figure != "-"
     }
 
 
 def _orders(templates: Iterable[list[str]], cells: list[tuple[Cell, _Keys]]) -> list[Order]:
-    """The orders among the cells of each model and column; a fourth text is a part of the column."""
+    """Return the orders among the cells of each model and column; a fourth text is a part of the column."""
     places: dict[_Place, Measure | None] = {}
     for cell, _ in cells:
         for how in (cell.how, f"{cell.how} {cell.at or 0:g}"):

@@ -52,9 +52,7 @@ class _Input(NamedTuple):
 
 @dataclass(eq=False)
 class RecipeFolder:
-    """The folder of recipes, with the user's `replacements` of resources, by name, and how a `model` runs. With
-    `stand_in`, recipes are small, and all else that they read are stand-ins. Of texts, `limit_tokens` are
-    read."""
+    """The folder of recipes, with `replacements` of resources by name; with `stand_in`, the rest is small and local."""
 
     folder: Path = Path("OUT")
     replacements: Mapping[str, str] = field(default_factory=dict)
@@ -96,8 +94,7 @@ class RecipeFolder:
         )
 
     def _model_args(self, command: str, *, is_asked: bool) -> tuple[str, str]:
-        """The keys of `--lm-args` for the command of a step, whose model may be behind an API, and those of them that
-        may decide its result."""
+        """Return the keys of `--lm-args` for a step, whose model may be behind an API, and those that are decisive."""
         if is_asked:
             decisive = ApiOptions(**{name: getattr(self.model.api, name) for name in _DECISIVE})
             return keys_text(self.model.api, ApiOptions()), keys_text(decisive, ApiOptions())
@@ -108,7 +105,7 @@ class RecipeFolder:
 
     @cached_property
     def _inputs(self) -> Mapping[str, _Input]:
-        """What is read for each resource, by its name."""
+        """The input for each resource, by name."""
         inputs: dict[str, _Input] = {}
         for name, resource in RESOURCES.items():
             if name not in self.replacements and self.stand_in:
@@ -132,7 +129,7 @@ class RecipeFolder:
         return Step(path, (*WRITES_INPUTS, "stand-ins", str(path)))
 
     def _written(self, resource: Resource, texts: Mapping[str, _Input]) -> _Input:
-        """The file of a data set, or of the texts that it is made of."""
+        """Return the file of a data set, or of the texts that it is made of."""
         read = {RESOURCES[name]: text.source for name, text in texts.items()} or {resource: resource.source}
         made_of = [text.identity for text in texts.values()]
         decides = [resource.source, resource.form, resource.only, resource.max_rows, made_of]
@@ -167,7 +164,7 @@ def run_steps(steps: Sequence[Step], run: Callable[[Sequence[str]], None]) -> No
 
 
 def _identity_of(source: str, resource: Resource) -> str:
-    """What identifies a name or a file: a file by its content."""
+    """Return a text that identifies a name, or a file by its content."""
     path = Path(source)
     if remote.is_url(source) and resource.kind == "corpus":
         return f"{source} {fingerprint_of([source])}"
@@ -178,7 +175,7 @@ def _identity_of(source: str, resource: Resource) -> str:
 
 
 def _filled(word: str, texts: Mapping[str, str]) -> str:
-    """A word with texts in place of its references, in quotes if they are values of keys."""
+    """Return a word with texts in place of its references, in quotes if they are values of keys."""
     return texts.get(word) or REFERENCE.sub(lambda reference: quoted(texts[reference[0]]), word)
 
 

@@ -1,9 +1,9 @@
-"""Checks what recipes read, and writes files of it: data sets of the hub, and stand-ins.
+r"""Checks what recipes read, and writes files of it: data sets of the hub, and stand-ins.
 
     python -m ralm.recipes.inputs RESOURCE FILE [TEXT]...    the file of a resource, from its data set or from texts
     python -m ralm.recipes.inputs stand-ins FOLDER           the folder of stand-ins
 
-WikiText's rows are lines. Its text is all of them, an empty one as ` \\n`, as in the official code of In-Context RALM.
+WikiText's rows are lines. Its text is all of them, an empty one as ` \n`, as in the official code of In-Context RALM.
 Rows of other data sets are documents, with two line breaks between them.
 
 Stand-ins are Python's documentation, ralm-tiny and an encoder with random weights. A tenth of the documentation is the
@@ -102,7 +102,7 @@ def _texts(resource: Resource) -> Iterator[str]:
 
 
 def _written(resource: Resource, texts: Iterable[str]) -> Iterator[str]:
-    """The parts of the file."""
+    """Yield the parts of the file."""
     match resource.form:
         case "wikitext":
             yield from (text or " \n" for text in texts)
@@ -138,7 +138,7 @@ def check_resources(steps: Sequence[Step]) -> None:
 
 
 def _is_reached(source: str) -> bool:
-    """Whether a model or data set is on this machine, or the hub answers for it; URLs are taken for there."""
+    """Return whether a model or data set is on this machine, or the hub answers for it; URLs are taken for there."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -185,7 +185,7 @@ def make_stand_ins(folder: Path) -> None:
 
 
 def _described(documents: Sequence[Document]) -> Iterator[_Row]:
-    """A question for the first documented function of each document."""
+    """Yield a question for the first documented function of each document."""
     for document in documents:
         for name, description in _DOCUMENTED.findall(document.text)[:1]:
             question = f"Which function of {document.title} does this: {description}"
@@ -193,7 +193,7 @@ def _described(documents: Sequence[Document]) -> Iterator[_Row]:
 
 
 def _with_choices(questions: Sequence[_Row]) -> Iterator[_Row]:
-    """The same with four choices, and one subject of each category of MMLU in turn."""
+    """Yield the questions with four choices, and one subject of each category of MMLU in turn."""
     random, names = np.random.default_rng(1), sorted({row["answer"][0] for row in questions})
     subjects = cycle([category[0] for category in CATEGORIES.values()])
     for row, subject in zip(questions, subjects, strict=False):
@@ -205,7 +205,7 @@ def _with_choices(questions: Sequence[_Row]) -> Iterator[_Row]:
 
 
 def _save_encoder(folder: Path) -> None:
-    """A small BERT with ralm-tiny's tokenizer, mean pooling and weights that are drawn with a fixed seed."""
+    """Write a small BERT with ralm-tiny's tokenizer, mean pooling and weights that are drawn with a fixed seed."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 

@@ -61,16 +61,14 @@ def sample_of(measure: Measure) -> Sample:
 
 
 def measure_of_run(run: Path, column: str, documents: int | None = None) -> Sample:
-    """Return a measure of a run of `ralm eval` or `ralm qa`, shares in percent; of a sweep over numbers of documents,
-    that of one run. A run may lack a measure, such as that of a category of MMLU without questions."""
+    """Return a measure of a run, or of one of a sweep over `documents`; shares in percent. It may have no units."""
     run = run if documents is None else run / f"documents-{documents}"
     figure = read_units(run).columns.get(column, _NOTHING)
     return Sample(units=figure.units, statistic=figure.statistic, factor=100 if figure.statistic == "share" else 1)
 
 
 def perplexity_by_spaces(run: Path) -> Sample:
-    """Return the word perplexity of a text with as many words as spaces, as the official code of In-Context RALM counts
-    them."""
+    """Return the perplexity of a text with as many words as spaces, as in the official code of In-Context RALM."""
     units = read_units(run).columns["token_perplexity"].units
     with damage_errors(run, _REMEDY):
         table = pq.read_table(run / RUN_TOKENS, columns=["text"])
@@ -104,7 +102,7 @@ def _traced(run: Path) -> TracedText:
 
 
 def _mean_over(values_T: DoubleArray, chosen_T: NDArray[np.bool_]) -> Sample:
-    """The mean of the chosen targets, over stretches of the text."""
+    """Return the mean of the chosen targets, over stretches of the text."""
     sums_U = over_stretches(values_T * chosen_T).sums_U
     return Sample(units=Units(sums_U, over_stretches(chosen_T.astype(np.float64)).sums_U), statistic="mean")
 
@@ -127,8 +125,7 @@ def class_of(text: str, before: str) -> TokenClass:
 
 
 def gain_by_frequency(run: Path, index: Path, lowest: float, end: float = math.inf) -> Sample:
-    """Return the mean gain of tokens in words that stand in `lowest` to `end` of a million passages. Terms of the BM25
-    index `index` are counted: words without a term, such as stop words, are left out."""
+    """Return the mean gain of words that stand in `lowest` to `end` of a million passages; stop words are left out."""
     rates_T = _rates(run, index)
     with np.errstate(invalid="ignore"):
         chosen_T = (rates_T >= lowest) & (rates_T < end)
@@ -137,7 +134,7 @@ def gain_by_frequency(run: Path, index: Path, lowest: float, end: float = math.i
 
 @lru_cache(maxsize=4)
 def _rates(run: Path, index: Path) -> DoubleArray:
-    """In how many of a million passages the word of each target stands; NaN for a word without a term."""
+    """Return in how many of a million passages the word of each target stands; NaN for a word without a term."""
     opened = open_index(index)
     words = words_of_tokens(_traced(run).texts)
     passages = {word: opened.bm25.frequency(word) for word in {*words}}
@@ -156,8 +153,10 @@ def words_of_tokens(texts: Sequence[str]) -> list[str]:
 
 
 def gain_below_overlap(run: Path, percent: float) -> Sample:
-    """Return by how many percent passages lower the token perplexity, if a target whose passage overlaps the text more
-    counts as read without: the share of the passage's runs of eight words that stand in the text."""
+    """Return by how many percent passages lower the perplexity, if those that overlap the text more count as not read.
+
+    The overlap is the share of the passage's runs of eight words that stand in the text.
+    """
     units = over_stretches(-np.where(_overlaps(run) <= percent / 100, _traced(run).gain_T, 0.0))
     return Sample(units=units, statistic="perplexity", factor=-100, base=Units(0 * units.sums_U, units.counts_U))
 
@@ -170,7 +169,7 @@ def share_below_overlap(run: Path, percent: float) -> Sample:
 
 @lru_cache(maxsize=4)
 def _overlaps(run: Path) -> DoubleArray:
-    """For each target, the overlap of the passage that it was read with; 0 without a passage."""
+    """Return the overlap of the passage that each target was read with; 0 without a passage."""
     text = _traced(run)
     evaluated = Decontamination.of(texts=["".join([text.before, *text.texts])], ngram=_NGRAM)
     overlaps = {number: evaluated.overlap(passage.text) for number, passage in text.passages.items()}

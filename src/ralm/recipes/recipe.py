@@ -18,12 +18,13 @@ FileForm = Literal["", "joined", "wikitext", "articles", "lines", "titles"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """One data set or model that a recipe reads: `source` is the hub name or file that a command takes. If `form` is
-    set, the data set is written to a file first: `joined` and `wikitext` make one text of all rows, `articles` and
-    `lines` JSON Lines of documents, `titles` a list of the titles in texts of WikiText (`made_of`). `only` keeps the
-    rows in which a field, such as `meta.pile_set_name`, has a value; `max_rows` keeps the first ones. `note` has the
-    licence, and what replaces data that is no longer public. A model has a `label`, its name in the papers, and
-    `billions` of parameters."""
+    """One data set or model that a recipe reads: `source` is the hub name or file that a command takes.
+
+    If `form` is set, the data set is written to a file first: `joined` and `wikitext` make one text of all rows,
+    `articles` and `lines` JSON Lines of documents, `titles` a list of the titles in texts of WikiText (`made_of`).
+    `only` keeps the rows in which a field, such as `meta.pile_set_name`, has a value. `note` has the licence, and what
+    replaces data that is no longer public. A model has a `label`, its name in the papers, and `billions` of parameters.
+    """
 
     name: str
     kind: ResourceKind
@@ -54,9 +55,10 @@ RESOURCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command as words of a shell, which makes a folder or file at `path` of the results of the steps that it
-    `needs`. `reads` has the resources in it, each with the file or name that the command takes. Steps with the same
-    path are equal."""
+    """A command that makes a folder or file at `path` from the results of the steps it `needs`; equal by its path.
+
+    `reads` has the resources in it, each with the file or name that the command takes.
+    """
 
     path: Path
     words: tuple[str, ...] = field(compare=False)
@@ -91,8 +93,7 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure of finished steps: that of the function of measures.py with this name, of the paths of their results and
-    options."""
+    """A figure of finished steps: a function of measures.py by name, of the paths of their results and of `options`."""
 
     name: str
     steps: tuple[Step, ...]
@@ -101,8 +102,10 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A figure of a table: of a `model` that reads as `how` says, in a `column`; in a figure, `at` a place of its x, in
-    the `line` of its model by default. `measure` is None if it cannot be measured again; `why_not` says why."""
+    """A figure of a table, or at a place (`at`) of a figure's x axis, in the `line` of its model by default.
+
+    `measure` is None if it cannot be measured again; `why_not` says why.
+    """
 
     model: str
     how: str
@@ -138,8 +141,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A table or figure of a paper: its cells, its orders, and how it `differs` from the paper. A figure is drawn
-    `over` the places of its cells or else the ways of reading, perhaps on a `logarithmic` axis."""
+    """A table or figure of a paper; a figure is drawn `over` the places of its cells, or the ways of reading."""
 
     name: str
     paper: str

@@ -36,8 +36,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 def measure_recipe(recipe: Recipe, changes: Sequence[str], *, stand_in: bool, is_partial: bool) -> Row:
-    """Return the content of table.json: every cell and order, measured from the results of the steps; `changes` says
-    how the run differs from the recipe, `is_partial` that a part of the text is read.
+    """Return the content of table.json; `changes` says how the run differs from the recipe, in words.
 
     With one stand-in for all models, its figures are those of every model: they stand in its cells alone, and each
     order once. The other cells keep the paper's figures.
@@ -62,8 +61,7 @@ def measure_recipe(recipe: Recipe, changes: Sequence[str], *, stand_in: bool, is
 
 
 def _notes(cell: Cell, measure: Measure, first_columns: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """Name the column that has the text of this one under another name, and say if almost no target was read with a
-    passage; `first_columns` has the name and the column of each text so far."""
+    """Yield that another column has the same text, first seen in `first_columns`, or that few targets had a passage."""
     for resource, source in cell.reads:
         if resource.kind in ("text", "questions", "choices"):
             name, column = first_columns.setdefault(source, (resource.name, cell.column))
@@ -79,7 +77,7 @@ def _notes(cell: Cell, measure: Measure, first_columns: dict[str, tuple[str, str
 def _cell_row(
     cell: Cell, figure: Estimate | None = None, notes: Iterable[str] = (), *, is_comparable: bool = False
 ) -> Row:
-    """A cell with our figure, minus the paper's if they are comparable, and the commands that it comes from."""
+    """Return a cell with our figure, minus the paper's if they are comparable, and the commands that it comes from."""
     value = None if figure is None or math.isnan(figure.value) else figure.value
     difference = None
     if is_comparable and value is not None and cell.published is not None:
@@ -103,8 +101,7 @@ def _cell_row(
 
 
 def order_rows(orders: Sequence[Order], samples: Mapping[Measure, Sample]) -> list[Row]:
-    """Return the orders with both figures and the change from the worse to the better one: relative where smaller is
-    better, else the difference. An order is seen, or the other way, at a level of 5% over all of the recipe (Holm)."""
+    """Return the orders with figures and change, relative for a loss; verdicts are at 5% over all of them (Holm)."""
     pairs = [(samples[order.better], samples[order.worse]) for order in orders]
     changes = [_change_of(better, worse) for better, worse in pairs]
     p_values = holm([None if change is None else change.p_value for change in changes])
@@ -123,7 +120,7 @@ def order_rows(orders: Sequence[Order], samples: Mapping[Measure, Sample]) -> li
 
 
 def _change_of(better: Sample, worse: Sample) -> Estimate | None:
-    """The change from the worse to the better figure; None if they are not of the same units."""
+    """Return the change from the worse to the better figure; None if they are not of the same units."""
     if not np.array_equal(better.units.counts_U, worse.units.counts_U):
         return None
     change = compare(better.units, worse.units, better.statistic)
@@ -145,16 +142,9 @@ def write_result(recipe: Recipe, result: Row, path: Path) -> None:
     """Write the folder of a recipe's result atomically, in place of an older one."""
     with outputs.new_folder(path, kind=RECIPE_KIND, force=True) as partial:
         (partial / JSON).write_text(to_json(result) + "\n", encoding="utf-8")
-        sources = [
-            "",
-            "## Where the figures come from",
-            "",
-            "```sh",
-            *(step.command for step in recipe.steps),
-            "```",
-            "",
-        ]
-        (partial / MARKDOWN).write_text("\n".join([as_markdown(recipe, result), *sources]), encoding="utf-8")
+        commands = "\n".join(step.command for step in recipe.steps)
+        sources = f"## Where the figures come from\n\n```sh\n{commands}\n```\n"
+        (partial / MARKDOWN).write_text(f"{as_markdown(recipe, result)}\n\n{sources}", encoding="utf-8")
         if recipe.over:
             _draw(recipe, result, partial / FIGURE)
         settings = {key: result[key] for key in ("recipe", "stand_in", "changes")}
@@ -180,7 +170,7 @@ def as_markdown(recipe: Recipe, result: Row) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Row], line_of: Callable[[Row], list[str]]) -> str:
-    """A table without the columns that are empty in all lines; empty without rows."""
+    """Return a table without the columns that are empty in all lines; empty without rows."""
     lines = [line_of(row) for row in rows]
     kept = [place for place in range(len(heads)) if any(line[place] for line in lines)]
     parts = [heads, ["---"] * len(heads), *lines]
@@ -209,13 +199,12 @@ def with_ends(value: float, low: float | None, high: float | None, form: str) ->
 
 
 def _form(value: float) -> str:
-    """The format with as many digits as papers print."""
+    """Return the format with as many digits as papers print."""
     return ".3f" if abs(value) < 10 else ".2f"
 
 
 def _draw(recipe: Recipe, result: Row, path: Path) -> None:
-    """Draw the cells in a panel for each column: as lines over their places on the x axis, where cells without a place
-    are level, or over the ways of reading."""
+    """Draw a panel for each column: lines over places on the x axis, or over the ways of reading."""
     from ralm.runs.plot import draw_lines
 
     over = f"{recipe.over} (STAND-IN)" if result["stand_in"] else recipe.over
