@@ -191,7 +191,7 @@ def content(folder: Path) -> dict[str, Any]:
     """What a folder holds, but for how long it took to make; it must be whole."""
     written = json.loads((folder / MANIFEST).read_text())
     manifest = read_manifest(folder, kind=FolderKind(written["kind"], written["format_version"]))
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     assert [path.relative_to(folder).as_posix() for path in files] == sorted(manifest.files)
     return {path.relative_to(folder).as_posix(): timeless(path) for path in files}
 

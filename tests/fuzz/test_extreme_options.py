@@ -212,5 +212,5 @@ def test_options_at_their_extremes(command: str, made: Path, tmp_path: Path, mon
             broken.append(f"{case}: {type(error).__name__}: {str(error)!r}")
         monkeypatch.chdir(made)
         shutil.rmtree(folder)
-    assert not broken, f"{len(broken)} of {CASES} cases:\n" + "\n".join(broken)
+    assert not broken, f"{len(broken)} of {CASES} cases:\n" + "\n".join(map(ascii, broken))  # xdist sends UTF-8 alone
     assert min(statuses[0], statuses[2]) > 0, statuses
