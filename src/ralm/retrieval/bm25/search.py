@@ -41,13 +41,20 @@ PASSAGES_A_HIT: Final = 500
 
 
 class BM25:
-    """A retriever over the arrays of an index of so many passages; safe to use from several threads.
+    """A retriever over the arrays of an index; safe to use from several threads.
 
-    `analysis`: how queries become terms, which must be how the passages did. `fingerprint`: a hash that identifies the
-    index.
+    The postings of a term are checked on first use.
 
-    Raises DamagedFolderError if the arrays do not fit the passages, CorpusError if there are more passages than a hit
-    can name. The postings of a term are checked on first use.
+    Args:
+        arrays: Arrays of the index.
+        passages: How many passages the index has.
+        options: Constants of the formula.
+        analysis: How queries become terms, which must be how the passages did.
+        fingerprint: A hash that identifies the index.
+
+    Raises:
+        DamagedFolderError: If the arrays do not fit the passages.
+        CorpusError: If there are more passages than a hit can name.
     """
 
     def __init__(
@@ -81,8 +88,7 @@ class BM25:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides the hits: the index, the analysis of queries, the constants of the formula,
-        and which passages may be found."""
+        """Return everything that decides the hits: index, analysis, constants, and which passages may be found."""
         return {
             "retriever": "bm25",
             "fingerprint": self._fingerprint,
@@ -94,31 +100,28 @@ class BM25:
 
     @property
     def stable(self) -> int:
-        """The number of passages: however many hits are asked for, the first of them are the same."""
+        """Return the number of passages: however many hits are asked for, the first of them are the same."""
         return self._passages
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query: those that share a term with it, best first.
-
-        There are at most as many columns as passages. Raises UsageError if k is below 1.
-        """
+        """Return the k best passages for each query: those that share a term with it, best first."""
         check_strings("queries", queries)
         analyse = Analyser(self._analysis)
         return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k)
 
     def terms(self, words: Sequence[str]) -> list[int]:
-        """The numbers of the analysed words that occur in some passage, repeats included."""
+        """Return the numbers of the analysed words that occur in some passage, repeats included."""
         return [number for number in map(self._term, words) if number >= 0]
 
     def frequency(self, word: str) -> int | None:
-        """In how many passages a word occurs, by its rarest term; None if it has no terms, as a stop word."""
+        """Return how many passages have a word, by its rarest term; None if it has no terms, as a stop word."""
         numbers = [self._term(term) for term in Analyser(self._analysis)(word)]
         if not numbers or -1 in numbers:
             return 0 if numbers else None
         return int(self._plain.frequency(np.array(numbers)).min())
 
     def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int) -> Hits:
-        """The hits of queries given as term numbers."""
+        """Return the hits of queries given as term numbers."""
         check_count("k", k)
         batch = self._batch(queries, min(k, max(self._passages, 1)))
         count, k = batch.heaps_QK.shape
@@ -146,7 +149,7 @@ class BM25:
 
     @property
     def collection(self) -> Collection:
-        """The index with the layout of its common terms; the first call reads their postings."""
+        """Return the index with the layout of its common terms; the first call reads their postings."""
         return self._layout.collection()
 
 
