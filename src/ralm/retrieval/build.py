@@ -57,7 +57,7 @@ def build_index(
     table: FileTableWriter | None = None,
     force: bool = False,
 ) -> manifest.Manifest:
-    """Write an index of passages, atomically, in one pass and bounded memory.
+    """Write an index of passages, atomically, in one pass and bounded memory; return its manifest.
 
     Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them.
 
@@ -74,9 +74,6 @@ def build_index(
         build: Memory of BM25.
         table: Files that the passages were read from, for `sync_index`.
         force: Replace an index that is there.
-
-    Returns:
-        The manifest.
 
     Raises:
         UsageError: If the index is for neither.

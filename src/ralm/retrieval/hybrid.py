@@ -41,13 +41,7 @@ class FusionOptions:
 
 
 class Hybrid:
-    """BM25 and dense retrieval, or any other two retrievers over the same passages, as one retriever.
-
-    Args:
-        lexical: The first retriever.
-        dense: The second, which `FusionOptions.dense_weight` weighs.
-        options: How the two rankings are fused.
-    """
+    """BM25 and dense retrieval, or any other two retrievers over the same passages, as one retriever."""
 
     def __init__(self, lexical: Retriever, dense: Retriever, options: FusionOptions | None = None) -> None:
         self._retrievers = (lexical, dense)

@@ -82,7 +82,7 @@ def sync_index(
     build: BuildOptions | None = None,
     skipped: Skipped | None = None,
 ) -> tuple[Changes, Manifest]:
-    """Make an index what its sources are now, in one step.
+    """Make an index what its sources are now, in one step; return the changes and the manifest.
 
     Documents that programs added stay, and a file in a folder that cannot be read keeps its documents. If several
     sources have a document of one id, the last change counts.
@@ -98,9 +98,6 @@ def sync_index(
         encoder: Returns the encoder of a set of vectors by its name.
         build: Memory of BM25.
         skipped: Counts what is skipped.
-
-    Returns:
-        The changes, and the manifest.
 
     Raises:
         UsageError: If a source is to be read and the index keeps no table of its files, or a new source and another one

@@ -23,7 +23,7 @@ def update_index(
     encoders: Mapping[str, Encoder] | None = None,
     build: BuildOptions | None = None,
 ) -> Manifest:
-    """Remove documents from an index, and add passages at its end.
+    """Remove documents from an index, and add passages at its end; return the new manifest.
 
     The new index replaces the old one in one step, and equals one that is built at once of the passages that are left.
     A process that has the old one open keeps it. Approximate vectors are made of all vectors again. Encoded vectors are
@@ -36,9 +36,6 @@ def update_index(
         replace: Remove the older document if an added one has its id; otherwise such an id is an error.
         encoders: Encoders of the added passages by the names of the sets of vectors; else those that the index names.
         build: Memory of BM25.
-
-    Returns:
-        The new manifest.
 
     Raises:
         UsageError: If there is nothing to do or nothing would be left.

@@ -4,8 +4,9 @@ The index is replaced by one whose other files are links to the old ones.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Encoder
@@ -20,12 +21,8 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
-
-class RemoteEncoding(Protocol):
-    """An encoding of passages on other machines, which can be sent to another process."""
-
-    def __call__(self, index: Index, encoder: Encoder, work: Path) -> int:
-        """Write vectors into `work` as `SavedChunks` does for each `CHUNK`; return how many passages were encoded."""
+RemoteEncoding: TypeAlias = Callable[[Index, Encoder, Path], int]
+"""Writes vectors into a work folder as `SavedChunks` does for each `CHUNK`; returns how many passages were encoded."""
 
 
 def add_vectors(
@@ -38,7 +35,7 @@ def add_vectors(
     force: bool = False,
     ahead: RemoteEncoding | None = None,
 ) -> manifest.Manifest:
-    """Encode the passages of an index and add the vectors to it as a set with this name.
+    """Encode the passages of an index and add the vectors to it as a set; return the new manifest.
 
     An index that is open keeps the vectors that it was opened with. The fingerprints of BM25 and of other sets do not
     change, so their runs stay valid. Encoded vectors are kept beside the index until the set is complete, so the same
@@ -52,9 +49,6 @@ def add_vectors(
         default: Make the set the default; the first set always is.
         force: Replace a set of this name.
         ahead: Encodes passages on other machines first.
-
-    Returns:
-        The new manifest.
 
     Raises:
         UsageError: If the name is invalid.
@@ -105,10 +99,7 @@ def check_can_add(index: Index, name: str, *, force: bool) -> None:
 
 
 def remove_vectors(index: Path | str, name: str) -> manifest.Manifest:
-    """Remove a set of vectors from an index; without any set, the index is for BM25 only.
-
-    Returns:
-        The new manifest.
+    """Remove a set of vectors from an index, which without any is for BM25 only; return the new manifest.
 
     Raises:
         UsageError: If there is no such set, it is the default and there are others, or nothing would be left to search.
@@ -127,10 +118,7 @@ def remove_vectors(index: Path | str, name: str) -> manifest.Manifest:
 
 
 def set_default_vectors(index: Path | str, name: str) -> manifest.Manifest:
-    """Make a set of vectors the default of an index.
-
-    Returns:
-        The new manifest.
+    """Make a set of vectors the default of an index; return the new manifest.
 
     Raises:
         UsageError: If the index has no such set.
