@@ -50,11 +50,26 @@ def make_signals(
     skip_bad: bool = False,
     force: bool = False,
 ) -> Signals:
-    """Sample examples from training text, measure their candidates with `model`, and write the folder `out`.
+    """Sample examples from training text, measure their candidates with a language model, and write a folder.
 
-    `retriever` finds candidates among the passages of the index, by default its BM25. If this is killed, call it again
-    with the same arguments to resume. Raises FolderExistsError if `out` exists and `force` is not set, UsageError if
-    signals with other settings were begun there, and what `OnlineExamples`, the retriever and the model raise.
+    If this is killed, call it again with the same arguments to resume.
+
+    Args:
+        out: Folder of the signals.
+        sources: Training text: files, folders, URLs or data sets.
+        index: Index of the candidates, or its folder.
+        model: Language model that measures.
+        options: How examples are sampled.
+        candidates: How many candidates an example has, and how they are read.
+        retriever: Finds candidates among the passages of the index; None is its BM25.
+        fields: Fields of the records of sources.
+        skip_bad: Skip records that cannot be read.
+        force: Replace signals that are there.
+
+    Raises:
+        FolderExistsError: If `out` exists without `force`.
+        UsageError: If signals with other settings were begun there. `OnlineExamples`, the retriever and the model raise
+            others.
     """
     out = Path(out)
     check_output(out, kind=SIGNALS_KIND, force=force)
@@ -91,7 +106,7 @@ def make_signals(
 
 
 def _candidate_file(examples: OnlineExamples, part_B: IntArray, retriever: Retriever) -> bytes:
-    """The candidates of a part and the log-probabilities after them, as a file of `CANDIDATES`."""
+    """Return the candidates of a part and the log-probabilities after them, as a file of `CANDIDATES`."""
     hits = examples.candidates(part_B, retriever, examples.reading.candidates)
     rows = []
     for row, after in enumerate(examples.log_probs(part_B, hits, alone=True)):
