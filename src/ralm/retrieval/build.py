@@ -25,8 +25,7 @@ from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval import index, layout
 from ralm.retrieval.analysis import Analysis, analysis_by_name
-from ralm.retrieval.bm25 import merging
-from ralm.retrieval.bm25.arrays import open_arrays
+from ralm.retrieval.bm25 import arrays, merging
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.columns import write_columns
@@ -142,8 +141,8 @@ def rebuild_index(
         join_passages(folder / PASSAGES_FILE, parts.ranges)
         counts = _counts(folder)
         if old.analysis:
-            arrays = [old.arrays, *([open_arrays(new / layout.BM25_FOLDER)] if first else [])]
-            merged = [*map(merging.MergedArrays, arrays, parts.numbers)]
+            sources = [old.arrays, *([arrays.open_arrays(new / layout.BM25_FOLDER)] if first else [])]
+            merged = [*map(merging.MergedArrays, sources, parts.numbers)]
             buffered = (build or BuildOptions()).buffered_terms
             counts |= asdict(merging.merge_arrays(merged, folder / layout.BM25_FOLDER, buffered))
         sets = {name: _encode_new(old, parts, folder, name, encoder) for name in old.vectors}

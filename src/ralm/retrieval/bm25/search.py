@@ -22,12 +22,11 @@ from pydantic import JsonValue
 from ralm.records import BoolArray, Hits
 from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
+from ralm.retrieval.bm25 import kernels, lookup
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.batch import EVERY, MaskBits, SearchBatch
 from ralm.retrieval.bm25.collection import Collection, Layout, Postings
 from ralm.retrieval.bm25.formula import BM25Options, cores, impact
-from ralm.retrieval.bm25.kernels import check_passage_count
-from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.stream import follow_each_other, has_room_for, search_streams
 from ralm.validation import check_count, check_strings
 
@@ -66,7 +65,7 @@ class BM25:
         analysis: Analysis = ENGLISH,
         fingerprint: str = "",
     ) -> None:
-        check_passage_count(passages)
+        kernels.check_passage_count(passages)
         arrays.check_totals(passages)
         self._arrays = arrays
         self._passages = passages
@@ -136,11 +135,11 @@ class BM25:
             search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
             return batch.hits()
         if count <= _QUERIES_A_TASK:
-            search_lookups(collection, batch)
+            lookup.search_lookups(collection, batch)
         else:
             parts = [batch.part(first, first + _QUERIES_A_TASK) for first in range(0, count, _QUERIES_A_TASK)]
             with ThreadPoolExecutor(max_workers=min(cores(), len(parts))) as pool:
-                list(pool.map(partial(search_lookups, collection), parts))
+                list(pool.map(partial(lookup.search_lookups, collection), parts))
         return batch.hits()
 
     def _batch(self, queries: Sequence[Sequence[int]], k: int) -> SearchBatch:
