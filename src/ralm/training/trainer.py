@@ -57,7 +57,7 @@ class ExampleLoss(torch.nn.Module, ABC):
         """Write the trained model into a new folder."""
 
     def begin(self, work: Path, held_out_E: IntArray, step: int) -> None:
-        """Prepare a training that begins, or resumes after this step, with the folder `work` for what it needs."""
+        """Prepare a training that begins, or resumes after this step, in the folder `work`, before weights change."""
 
     def begin_step(self, examples_B: IntArray) -> None:
         """Prepare a step on a whole batch."""
@@ -133,11 +133,11 @@ class _ExampleTrainer:
 
 
 class EncoderTrainer(_ExampleTrainer, SentenceTransformerTrainer):  # type: ignore[misc]
-    """Trains encoders."""
+    """The trainer of encoders."""
 
 
 class RerankerTrainer(_ExampleTrainer, CrossEncoderTrainer):  # type: ignore[misc]
-    """Trains cross-encoders."""
+    """The trainer of cross-encoders."""
 
 
 class Steps(TrainerCallback):  # type: ignore[misc]

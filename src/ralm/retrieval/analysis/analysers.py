@@ -39,11 +39,12 @@ _PICTOGRAPHS: Final = (
 texts have, such as the flat sign of music."""
 
 
-def _ascii_words() -> re.Pattern[str]:
-    """Return UAX #29 on ASCII: letters, digits and _ run together; . : ' join letters, and . , ; ' join digits."""
-    return re.compile(
-        r"_*+[A-Za-z0-9]\w*+(?:(?:(?<=[A-Za-z])[.:'](?=[A-Za-z])|(?<=[0-9])[.,;'](?=[0-9]))\w++)*+", re.ASCII
-    )
+_ASCII_WORDS: Final = re.compile(
+    r"_*+[A-Za-z0-9]\w*+(?:(?:(?<=[A-Za-z])[.:'](?=[A-Za-z])|(?<=[0-9])[.,;'](?=[0-9]))\w++)*+", re.ASCII
+)
+"""UAX #29 on ASCII: letters, digits and underscores run together; . : ' join letters, and . , ; ' join digits."""
+_ASCII_MARKS: Final = punctuation.replace("_", "")
+"""What no word begins or ends with."""
 
 
 @cache
@@ -76,11 +77,6 @@ def _unicode_words() -> "regex.Pattern[str]":
         part=part, emoji=emoji, flags=flags, **x
     )
     return compiled(f"{keycap}|{pattern}")
-
-
-_ASCII_WORDS: Final = _ascii_words()
-_ASCII_MARKS: Final = punctuation.replace("_", "")
-"""What no word begins or ends with."""
 
 
 def terms_of_run(name: str) -> TermsOfRun:

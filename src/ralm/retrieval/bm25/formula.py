@@ -26,7 +26,7 @@ _BYTES_A_TERM: Final = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BM25Options:
-    """The constants of BM25: `k1` decides how slowly repeated terms stop counting, `b` how strongly long passages lose.
+    """The constants of BM25: how slowly repeated terms stop counting (`k1`), and the penalty of long passages (`b`).
 
     The defaults are Anserini's, which the papers use. Raises UsageError if a value is invalid.
     """

@@ -22,12 +22,11 @@ from pydantic import JsonValue
 from ralm.records import BoolArray, Hits
 from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
-from ralm.retrieval.bm25 import kernels, lookup
+from ralm.retrieval.bm25 import kernels, lookup, stream
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.batch import EVERY, MaskBits, SearchBatch
 from ralm.retrieval.bm25.collection import Collection, Layout, Postings
 from ralm.retrieval.bm25.formula import BM25Options, cores, impact
-from ralm.retrieval.bm25.stream import follow_each_other, has_room_for, search_streams
 from ralm.validation import check_count, check_strings
 
 _WORDS: Final = 1 << 17
@@ -129,10 +128,10 @@ class BM25:
         if (
             collection.is_laid_out
             and count >= STREAM_QUERIES
-            and follow_each_other(batch.queries)
-            and has_room_for(batch.queries)
+            and stream.follow_each_other(batch.queries)
+            and stream.has_room_for(batch.queries)
         ):
-            search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
+            stream.search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
             return batch.hits()
         if count <= _QUERIES_A_TASK:
             lookup.search_lookups(collection, batch)
