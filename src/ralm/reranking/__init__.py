@@ -78,17 +78,16 @@ def open_reranker(
 ) -> Reranker | None:
     """Return the reranker that a text names, whose models are loaded, or None to keep the order of the retriever."""
     part: Any = RERANKERS.parse(text)
+    reranker: Reranker | None = part
     match part:
         case RetrieverOrder():
-            return None
+            reranker = None
         case ZeroShotOptions():
             keys = asdict(part)
             name = keys.pop("lm")
-            return ZeroShot(model=None if name is None else load_model(name), **keys)
+            reranker = ZeroShot(model=None if name is None else load_model(name), **keys)
         case PredictiveOptions():
-            return Predictive(cross_encoder=load_pairs(part), candidates=part.candidates)
+            reranker = Predictive(cross_encoder=load_pairs(part), candidates=part.candidates)
         case OwnPart():
-            own: Reranker = part.shared()
-            return own
-    reranker: Reranker = part
+            reranker = part.shared()
     return reranker

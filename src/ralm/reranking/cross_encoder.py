@@ -56,7 +56,7 @@ class CrossEncoderSettings(BaseModel):
 
     @classmethod
     def of(cls, config: object, name: str) -> "CrossEncoderSettings":
-        """The settings in a config.json; ModelError if it is damaged."""
+        """Return the settings in a config.json; ModelError if it is damaged."""
         try:
             return cls.model_validate_json(json.dumps(getattr(config, _SETTINGS, None) or {}), strict=True)
         except ValidationError as error:
@@ -68,10 +68,7 @@ class CrossEncoderSettings(BaseModel):
 
 
 class PairModel:
-    """A cross-encoder that reads the last `tokens` tokens of a prefix and then a passage, or the passage first.
-
-    A pair that is too long keeps the end of its prefix and the beginning of its passage.
-    """
+    """A cross-encoder for the end of a prefix and a passage; too long a pair keeps the beginning of its passage."""
 
     def __init__(self, name: str, model: CrossEncoder, reading: "CrossEncoderSettings") -> None:
         self.name = name
@@ -91,7 +88,7 @@ class PairModel:
 
     @cached_property
     def config(self) -> Mapping[str, JsonValue]:
-        """Everything that affects the scores."""
+        """Return everything that affects the scores."""
         transformer: Any = self.model.model
         tokenizer = json.loads(self.model.tokenizer.backend_tokenizer.to_str())
         decisive = {name: value for name, value in tokenizer.items() if name not in _SET_FOR_A_CALL}
@@ -106,7 +103,7 @@ class PairModel:
         }
 
     def end(self, prefix: str) -> str:
-        """The end of a prefix that is read: its last `tokens` tokens, as text."""
+        """Return the end of a prefix that is read: its last `tokens` tokens, as text."""
         characters = self.tokens * _CHARACTERS_A_TOKEN  # more if these are too few
         while True:
             tail = _readable(prefix[-characters:])
@@ -122,9 +119,9 @@ class PairModel:
         """Return the logits (float32, P) for pairs of an end and a passage; ModelError if it cannot read a pair."""
         self.model.eval()
         scores_P = np.empty(len(pairs), dtype=np.float32)
-        for some in self.batches(pairs):
+        for batch in self.batches(pairs):
             with torch.inference_mode():
-                scores_P[some] = self.logits([pairs[place] for place in some]).float().cpu().numpy()
+                scores_P[batch] = self.logits([pairs[place] for place in batch]).float().cpu().numpy()
         return scores_P
 
     def logits(self, pairs: Sequence[Pair]) -> torch.Tensor:
@@ -158,11 +155,7 @@ class PairModel:
             self.model.save_pretrained(str(folder), create_model_card=False)
 
     def _settings(self) -> dict[str, JsonValue]:
-        return {
-            "tokens": self.tokens,
-            "rank_weight": self.rank_weight,
-            "passage_first": self.passage_first,
-        }
+        return {"tokens": self.tokens, "rank_weight": self.rank_weight, "passage_first": self.passage_first}
 
     @contextmanager
     def _reading_errors(self) -> Iterator[None]:
@@ -217,7 +210,7 @@ def _has_head(model: CrossEncoder) -> bool:
 
 
 def _is_language_model(source: str) -> bool:
-    """Whether a model is a language model, and not yet a cross-encoder."""
+    """Return whether a model is a language model, and not yet a cross-encoder."""
     if load_file_path(source, "modules.json") is not None:
         return False
     architectures = AutoConfig.from_pretrained(source).architectures or [""]
@@ -260,5 +253,5 @@ def _without_notes() -> Iterator[None]:
 
 
 def _readable(text: str) -> str:
-    """The text with U+FFFD for unpaired surrogates, which no tokenizer accepts."""
+    """Return the text with U+FFFD for unpaired surrogates, which no tokenizer accepts."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -45,8 +45,10 @@ def shared_words(ends: Sequence[str], passage: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lexical(Part):
-    """Choose the passages with the highest scores of BM25 plus 2 for each of the last words of the prefix that stands
-    in them, in a row. Raises UsageError if `candidates` is below 1."""
+    """Choose by the score of BM25 plus 2 for each of the last words of the prefix that stand in the passage in a row.
+
+    Raises UsageError if `candidates` is below 1.
+    """
 
     named: ClassVar = ("reranker", "lexical")
 

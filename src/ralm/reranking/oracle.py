@@ -44,8 +44,7 @@ def contested(hits: Hits) -> list[tuple[int, int]]:
 
 
 def best_hits(hits: Hits, scores: Sequence[float] | FloatArray, k: int, rank_weight: float = 0.0) -> Hits:
-    """Return the k best hits of each row by the scores of the `contested` ones and the rank prior, the first on a tie;
-    a single hit has score 0."""
+    """Return the k best hits of each row by the scores of the `contested` ones and the rank prior, stably."""
     there_QK = hits.numbers_QK != NO_PASSAGE
     scores_C = np.asarray(scores)
     scores_QK = np.where(there_QK, 0, -np.inf).astype(scores_C.dtype)

@@ -36,13 +36,13 @@ class CrossEncoder(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Everything that decides the scores."""
+        """Return everything that decides the scores."""
 
     def end(self, prefix: str) -> str:
-        """The end of a prefix that it reads."""
+        """Return the end of a prefix that it reads."""
 
     def scores(self, pairs: Sequence[Pair]) -> FloatArray:
-        """The scores (float32, P) of pairs of such an end and a passage; a better passage has a higher score."""
+        """Return the scores (float32, P) of pairs of such an end and a passage; better passages have higher ones."""
 
 
 class PairScorer:
@@ -52,24 +52,24 @@ class PairScorer:
         self.cross_encoder = cross_encoder
         self.rank_weight = float(getattr(cross_encoder, "rank_weight", 0.0))
         self._store = store
-        self._known: dict[bytes, float] = {}
+        self._kept: dict[bytes, float] = {}
 
     @classmethod
     def of(cls, cross_encoder: "CrossEncoder | PairScorer") -> "PairScorer":
-        """The cross-encoder, wrapped unless it is already."""
+        """Return the cross-encoder, wrapped unless it is already."""
         return cross_encoder if isinstance(cross_encoder, PairScorer) else cls(cross_encoder)
 
     def with_store(self, store: Store) -> Self:
-        """The same cross-encoder, which keeps its scores in a store."""
+        """Return the same cross-encoder, which keeps its scores in a store."""
         return type(self)(self.cross_encoder, store)
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Everything that decides the scores."""
+        """Return everything that decides the scores."""
         return self.cross_encoder.config
 
     def end(self, prefix: str) -> str:
-        """The end of a prefix that is read."""
+        """Return the end of a prefix that is read."""
         return self.cross_encoder.end(prefix)
 
     def scores(self, pairs: Sequence[Pair]) -> FloatArray:
@@ -81,16 +81,16 @@ class PairScorer:
             for begin in range(0, len(order), _PAIRS_A_CALL):
                 group = order[begin : begin + _PAIRS_A_CALL]
                 if self._store is not None:
-                    found = self._store.get([key for key in group if key not in self._known])
-                    self._known.update((key, float(np.frombuffer(value, "<f4")[0])) for key, value in found.items())
-                if new := [key for key in group if key not in self._known]:
+                    stored = self._store.get([key for key in group if key not in self._kept])
+                    self._kept.update((key, float(np.frombuffer(value, "<f4")[0])) for key, value in stored.items())
+                if new := [key for key in group if key not in self._kept]:
                     scores_P = self._checked_scores([distinct[key] for key in new])
-                    self._known.update(zip(new, scores_P.tolist(), strict=True))
+                    self._kept.update(zip(new, scores_P.tolist(), strict=True))
                     if self._store is not None:
                         values = (score.tobytes() for score in scores_P.astype("<f4"))
                         self._store.put(zip(new, values, strict=True))
                 advance(len(group))
-        return np.array([self._known[key] for key in keys], dtype=np.float32)
+        return np.array([self._kept[key] for key in keys], dtype=np.float32)
 
     def _checked_scores(self, pairs: Sequence[Pair]) -> FloatArray:
         scores = np.asarray(self.cross_encoder.scores(pairs))
@@ -120,12 +120,17 @@ def _key(pair: Pair) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictive:
-    """Chooses the passages that a cross-encoder scores highest (In-Context RALM, section 6.2, Eq. 7 and 8).
+    """Reranking by a cross-encoder: the passages that it scores highest (In-Context RALM, section 6.2, Eq. 7 and 8).
 
-    The argmax of Eq. 8 is that of the scores f, so the softmax of Eq. 7 is not computed here. `cross_encoder` comes
-    from `load_cross_encoder`, or is your own. If it has an attribute `rank_weight`, like one that was trained with a
-    rank prior, the logarithm of a hit's rank times this weight is subtracted from its score. Raises UsageError if
-    `candidates` is below 1.
+    The argmax of Eq. 8 is that of the scores f, so the softmax of Eq. 7 is not computed here.
+
+    Args:
+        cross_encoder: From `load_cross_encoder`, or your own. If it has an attribute `rank_weight`, like one that was
+            trained with a rank prior, the logarithm of a hit's rank times this weight is subtracted from its score.
+        candidates: Passages to choose from.
+
+    Raises:
+        UsageError: If `candidates` is below 1.
     """
 
     cross_encoder: CrossEncoder
@@ -137,7 +142,7 @@ class Predictive:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The options, and the configuration of the cross-encoder."""
+        """Return the options, and the configuration of the cross-encoder."""
         scores = dict(self.cross_encoder.config)
         return {"reranker": "predictive", "candidates": self.candidates, "cross_encoder": scores}
 
@@ -151,11 +156,17 @@ class Predictive:
 
 
 def load_cross_encoder(name: str, tokens: int | None = None, *, device: str = "auto") -> CrossEncoder:
-    """Load a cross-encoder of `ralm train reranker` or sentence-transformers by hub name or folder.
+    """Load a cross-encoder of `ralm train reranker` or sentence-transformers.
 
-    It reads so many `tokens` at the end of a prefix, by default as in its training, or 64. `device`: cpu, cuda, cuda:N,
-    or auto (a GPU if there is one). Raises MissingExtraError if the extra `dense` is not installed, ModelError if there
-    is no such cross-encoder, UsageError if `tokens` leave no room for a passage.
+    Args:
+        name: Hub name or folder.
+        tokens: How many tokens at the end of a prefix it reads; None is as in its training, or 64.
+        device: cpu, cuda, cuda:N, or auto (a GPU if there is one).
+
+    Raises:
+        MissingExtraError: If the extra `dense` is not installed.
+        ModelError: If there is no such cross-encoder.
+        UsageError: If `tokens` leave no room for a passage.
     """
     with extra("dense", "cross-encoders need", ("sentence_transformers", "torch", "transformers")):
         from ralm.reranking.cross_encoder import load_pair_model

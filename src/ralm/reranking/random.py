@@ -25,7 +25,7 @@ class RandomChoice(Part):
     seed: Annotated[int, seed_option()] = 0
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
-        """k hits of each row in random order, all with score 0."""
+        """Return k hits of each row in random order, all with score 0."""
         hits, strides_Q = hits.first(self.candidates), rows.strides
         found_QK = hits.numbers_QK != NO_PASSAGE
         draws = int(strides_Q.max(initial=-1)) + 1

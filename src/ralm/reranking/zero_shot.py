@@ -42,12 +42,14 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroShot(Ranking):
-    """Chooses the passage after which the end of the prefix is most likely (In-Context RALM, Eq. 6).
+    """Reranking by the end of the prefix: the passage after which it is most likely (In-Context RALM, Eq. 6).
 
-    The end is the last `tokens` tokens, with the paper's 16 tokens and 16 `candidates`. `model` ranks; by default the
-    reading model does. With `decay`, the log-probability of the token j places before the end has the weight exp(-j /
-    decay); `rank_weight` times the logarithm of the retriever's rank is subtracted. Raises UsageError if a number is
-    out of range.
+    The end is the last `tokens` tokens, with the paper's 16 tokens and 16 `candidates`. With `decay`, the
+    log-probability of the token j places before the end has the weight exp(-j / decay); `rank_weight` times the
+    logarithm of the retriever's rank is subtracted. Raises UsageError if a number is out of range.
+
+    Args:
+        model: Ranks; None is the reading model.
     """
 
     model: LanguageModel | None = None
@@ -63,10 +65,10 @@ class ZeroShot(Ranking):
         return {"reranker": "zero-shot", **paper, **more}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
-        """Return the k best of each row's hits; their scores are total log-probabilities of the end of the prefix, with
-        the weights of `decay` and less that of the rank.
+        """Return the k best of each row's hits; their scores are weighted log-probabilities of the end of the prefix.
 
-        Raises UsageError if a passage and the tokens do not fit into the ranking model.
+        Raises:
+            UsageError: If a passage and the tokens do not fit into the ranking model.
         """
         log_probs = rows.prefix_log_probs(contested(hits), self.tokens, self.model)
         return best_hits(hits, [self._total(of_end) for of_end in log_probs], k, self.rank_weight)

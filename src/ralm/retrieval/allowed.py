@@ -5,8 +5,7 @@ retriever finds the best of the passages of a mask by its own `only(mask_N)`.
 """
 
 import hashlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from pydantic import JsonValue
@@ -20,14 +19,13 @@ def narrowed(retriever: Retriever, mask_N: BoolArray) -> Retriever:
     """Return the retriever of the best of the passages of a mask; UsageError if it cannot leave any out."""
     if mask_N.all():
         return retriever
-    only: Any = getattr(retriever, "only", None)
+    only: Callable[[BoolArray], Retriever] | None = getattr(retriever, "only", None)
     if only is None:
         raise UsageError(
             f"the retriever {type(retriever).__name__} cannot leave passages out: give the class `only(mask_N)`, which "
             "returns a retriever of the passages of a mask."
         )
-    found: Retriever = only(mask_N)
-    return found
+    return only(mask_N)
 
 
 def mask_without(passages: int, numbers: Iterable[int]) -> BoolArray:

@@ -25,8 +25,7 @@ from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval import index, layout
 from ralm.retrieval.analysis import Analysis, analysis_by_name
-from ralm.retrieval.bm25 import merging
-from ralm.retrieval.bm25.arrays import open_arrays
+from ralm.retrieval.bm25 import arrays, merging
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.columns import write_columns
@@ -57,19 +56,31 @@ def build_index(
     table: FileTableWriter | None = None,
     force: bool = False,
 ) -> manifest.Manifest:
-    """Write an index of passages numbered from 0, atomically, in one pass and bounded memory.
+    """Write an index of passages, atomically, in one pass and bounded memory; return its manifest.
 
-    It is for BM25 with `options` unless `bm25` is false, and for dense retrieval if an `encoder` is given, with vectors
-    stored as `vectors` says. `analyser`: how BM25 turns passages and queries into terms: english, standard, cjk, or
-    another language, such as german. `describe` is called after the last passage; the manifest records what it returns:
-    where the passages came from, how they were split, what was skipped. `build`: the memory of BM25, and the number of
-    processes that analyse. `table`: the files that the passages were read from, for `sync_index`. The passages of a
-    document must be consecutive to count as one document.
+    Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them.
 
-    Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
-    UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages or more than BM25
-    can number (2,147,483,648), StorageError, and for dense retrieval ModelError if a vector is invalid, and CorpusError
-    if a passage has no text.
+    Args:
+        passages: Passages numbered from 0; those of a document must follow each other to count as one document.
+        out: Folder of the index.
+        options: Constants of BM25.
+        bm25: Whether the index is for BM25.
+        analyser: How BM25 makes terms: english, standard, cjk, or another language, such as german.
+        encoder: Encoder of passages; None if the index is not for dense retrieval.
+        vectors: How vectors are stored.
+        describe: Called after the last passage; returns what the manifest records: where the passages came from, how
+            they were split, what was skipped.
+        build: Memory of BM25.
+        table: Files that the passages were read from, for `sync_index`.
+        force: Replace an index that is there.
+
+    Raises:
+        UsageError: If the index is for neither.
+        FolderExistsError: If `out` exists without `force`, or another process is writing it.
+        CorpusError: If there are no passages or more than BM25 can number (2,147,483,648), or one has no text to
+            encode.
+        ModelError: If a vector is invalid.
+        StorageError: If the disk is full.
     """
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
@@ -111,11 +122,8 @@ def rebuild_index(
     `arrange` gets the ids of the new documents and returns all passages in their new order; a new document that it
     leaves out is left out, and an id that no new document has stands for nothing. `encoder` gives the encoder of a set
     of vectors by its name, if there are new passages. `table`: the files of the new index. `settings`: what its
-    manifest records, by default as the old one.
-
-    Raises UsageError if nothing would be left, FolderError if an encoder is not the one that made the vectors or the
-    stemming library has another version, FolderExistsError if another process is writing the index or has changed it,
-    and the errors of `build_index`.
+    manifest records, by default as the old one. Raises UsageError if nothing would be left, FolderError if an encoder
+    or the stemming library is another one, and the errors of `new_version` and `build_index`.
     """
     passages = iter(passages)
     first = next(passages, None)
@@ -133,8 +141,8 @@ def rebuild_index(
         join_passages(folder / PASSAGES_FILE, parts.ranges)
         counts = _counts(folder)
         if old.analysis:
-            arrays = [old.arrays, *([open_arrays(new / layout.BM25_FOLDER)] if first else [])]
-            merged = [*map(merging.MergedArrays, arrays, parts.numbers)]
+            sources = [old.arrays, *([arrays.open_arrays(new / layout.BM25_FOLDER)] if first else [])]
+            merged = [*map(merging.MergedArrays, sources, parts.numbers)]
             buffered = (build or BuildOptions()).buffered_terms
             counts |= asdict(merging.merge_arrays(merged, folder / layout.BM25_FOLDER, buffered))
         sets = {name: _encode_new(old, parts, folder, name, encoder) for name in old.vectors}
@@ -153,10 +161,7 @@ def rebuild_index(
 
 @contextmanager
 def new_version(old: index.Index) -> Iterator[Path]:
-    """Yield the folder of the next version of an index, which replaces it when the block succeeds.
-
-    Raises FolderExistsError if another process is writing the index, or has changed it since it was opened.
-    """
+    """Yield the folder of an index's next version; FolderExistsError if another process writes or has changed it."""
     with outputs.new_folder(old.path, kind=index.INDEX_KIND, force=True) as folder:
         if not manifest.is_current(old.path, old.manifest):
             raise FolderExistsError(f"another process has just changed {old.path}; run the command again.")
@@ -164,8 +169,7 @@ def new_version(old: index.Index) -> Iterator[Path]:
 
 
 class _Parts(NamedTuple):
-    """The passages of an index that is built again: the stores that they come from, the old one first, their new
-    numbers (int32) in each store, and the ranges of the stores in the new order."""
+    """The stores of a rebuilt index, the old one first, the new numbers of their passages, and the ranges in order."""
 
     stores: list[PassageStore]
     numbers: list[NDArray[np.int32]]
@@ -235,7 +239,7 @@ def encode_passages(
     saved: Path,
     encoder: Encoder,
     options: VectorOptions | None,
-    known: "KnownVectors | None" = None,
+    reusable: "KnownVectors | None" = None,
     before: int = 0,
 ) -> layout.VectorSet:
     """Write the vectors of passages into a new folder; return the record of the set, without its fingerprint.
@@ -249,7 +253,7 @@ def encode_passages(
     options = options or VectorOptions()
     hash_P = text_hashes(encoder, passages)
     chunks = SavedChunks(saved, encoder)
-    write_vectors(folder, passages, hash_P, known or KnownVectors(), options, chunks, encoder.dimension)
+    write_vectors(folder, passages, hash_P, reusable or KnownVectors(), options, chunks, encoder.dimension)
     return layout.VectorSet.model_validate(
         {
             "fingerprint": "",
@@ -270,30 +274,30 @@ def _encode_new(
     with dense_extra():
         from ralm.retrieval.dense.build import KnownVectors, SavedChunks, text_hashes, write_vectors
     record, vectors, hashes = old.vector_sets.sets[name], old.passage_vectors(name), [old.text_hashes(name)]
-    known, chunks = KnownVectors(), None
-    known.add(hashes[0], vectors.read)
+    reusable, chunks = KnownVectors(), None
+    reusable.add(hashes[0], vectors.read)
     if len(parts.stores) > 1:
-        own = encoder(name)
-        _check_same_encoder(old, name, own)
-        hashes.append(text_hashes(own, parts.stores[1]))
-        chunks = SavedChunks(work.unfinished(old.path), own)
+        new_encoder = encoder(name)
+        _check_same_encoder(old, name, new_encoder)
+        hashes.append(text_hashes(new_encoder, parts.stores[1]))
+        chunks = SavedChunks(work.unfinished(old.path), new_encoder)
     hash_P = np.empty(parts.passages, hashes[0].dtype)
     for numbers, hash_S in zip(parts.numbers, hashes, strict=True):
         stays = numbers != merging.NOT_KEPT
         hash_P[numbers[stays]] = hash_S[stays]
     to, passages = folder / layout.vectors_folder(name), PassageStore(folder / PASSAGES_FILE)
-    write_vectors(to, passages, hash_P, known, record.options, chunks, vectors.dimension)
+    write_vectors(to, passages, hash_P, reusable, record.options, chunks, vectors.dimension)
     return record.model_copy(update={"encoded": chunks.encoded} if chunks else {})
 
 
 def _check_same_encoder(old: index.Index, name: str, encoder: Encoder) -> None:
-    """Raise FolderError if an encoder is not the one that made a set of vectors; of a later version it may say more."""
-    made, own = weights_config(old.vectors[name]), encoder.config
-    other = sorted(key for key in made if made[key] != own.get(key))
+    """Raise FolderError if an encoder did not make a set of vectors; of a later version it may say more."""
+    made, config = weights_config(old.vectors[name]), encoder.config
+    other = sorted(key for key in made if made[key] != config.get(key))
     if other:
         raise FolderError(
             f"the vectors {name!r} of {old.path} were made with another encoder than this one: {other[0]} is "
-            f"{own.get(other[0])!r} here and was {made[other[0]]!r} there. Use that encoder, or encode the "
+            f"{config.get(other[0])!r} here and was {made[other[0]]!r} there. Use that encoder, or encode the "
             "whole index again with this one (`ralm encode`)."
         )
 
@@ -307,12 +311,11 @@ def write_index_manifest(
     folder: Path,
     entries: dict[str, manifest.FileEntry],
     counts: dict[str, int],
-    others: Mapping[str, JsonValue],
+    description: Mapping[str, JsonValue],
     recorded: layout.IndexSettings,
 ) -> manifest.Manifest:
-    """Write the manifest of an index in a folder with these files; `others` are its other settings, or those of the old
-    version."""
-    described = {name: value for name, value in others.items() if name not in layout.IndexSettings.model_fields}
+    """Write the manifest of an index in a folder with these files; `description` has its other settings."""
+    described = {name: value for name, value in description.items() if name not in layout.IndexSettings.model_fields}
     settings = {**described, **recorded.recorded(entries)}
     return manifest.write_manifest(folder, kind=index.INDEX_KIND, settings=settings, counts=counts, files=entries)
 

@@ -55,8 +55,7 @@ class _Column(NamedTuple):
 
 
 def write_columns(folder: Path) -> None:
-    """Write the columns of the passages in a folder, which are complete, beside them, if they have any metadata. There
-    may be as many columns as values."""
+    """Write the columns of the passages in a folder, which are complete, beside them, if these have any metadata."""
     codes: dict[bytes, int] = {}
     code_V, first_V, last_V, end_V, content = array("i"), array("i"), array("i"), array("q", [0]), bytearray()
     first = 0
@@ -82,11 +81,7 @@ def write_columns(folder: Path) -> None:
 
 
 class IndexColumns:
-    """The metadata, titles and document ids of the passages of an index; safe to use from several threads.
-
-    `name` is the name of the index in messages; `file` has its columns, None without metadata. The file is opened at
-    once and read on first use. Raises DamagedFolderError if it is damaged.
-    """
+    """The metadata, titles and ids of the passages of an index, read from `file` on first use; for several threads."""
 
     def __init__(self, name: str, passages: PassageStore, file: Path | None) -> None:
         self._name = name
@@ -94,14 +89,11 @@ class IndexColumns:
         self._file = file
         with self._errors():
             self._source = file and pa.memory_map(str(file))
-        self.mask = lru_cache(_MASKS_KEPT)(lambda wanted: wanted.test(self))
+        self.mask = lru_cache(_MASKS_KEPT)(lambda criterion: criterion.test(self))
         """Returns the mask of the passages that pass a filter, and raises what `matching` raises."""
 
     def matching(self, key: str, operator: str, values: Sequence[Value]) -> BoolArray:
-        """Return the passages with a value of the key that fulfils a comparison with these values.
-
-        Raises UsageError if no passage has the key, or a value is of another kind than all values of the key.
-        """
+        """Return the passages with a value of the key that fulfils a comparison; UsageError for a wrong key or kind."""
         columns = self._columns.get(key, [])
         self._check(key, ["text"] if key in _ORIGINS else sorted({column.kind for column in columns}), values)
         if key in _ORIGINS:
@@ -137,7 +129,7 @@ class IndexColumns:
 
     @cached_property
     def _columns(self) -> dict[str, list[_Column]]:
-        """The columns of each key."""
+        """Return the columns of each key."""
         columns: dict[str, list[_Column]] = {}
         if self._source is None:
             return columns
@@ -170,13 +162,13 @@ class IndexColumns:
 
 def _leaves(metadata: Metadata) -> Iterator[tuple[bytes, bytes]]:
     """Yield the values of metadata, each after the name of its column."""
-    left: list[tuple[str, JsonValue, bool]] = [(key, value, False) for key, value in metadata.items() if key != ORIGIN]
-    while left:
-        key, value, is_listed = left.pop()
+    rest: list[tuple[str, JsonValue, bool]] = [(key, value, False) for key, value in metadata.items() if key != ORIGIN]
+    while rest:
+        key, value, is_listed = rest.pop()
         if isinstance(value, dict):
-            left += ((f"{key}.{name}", inner, is_listed) for name, inner in value.items())
+            rest += ((f"{key}.{name}", inner, is_listed) for name, inner in value.items())
         elif isinstance(value, list):
-            left += ((key, item, True) for item in value)
+            rest += ((key, item, True) for item in value)
         elif value is not None:
             yield f"{_kind(value)} {int(is_listed)} {key}".encode("utf-8", "surrogatepass"), _stored(value)
 
@@ -208,19 +200,18 @@ def _arrow(kind: pa.DataType, values: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def _places(values: Any, operator: str, wanted: Sequence[bytes]) -> Any:
-    """Return the places of values that fulfil a comparison with the wanted values, which are stored values of their
-    kind."""
+def _places(values: Any, operator: str, stored: Sequence[bytes]) -> Any:
+    """Return the places of values that fulfil a comparison with stored values of their kind."""
     import pyarrow.compute as pc
 
     if operator == "exists":
         return slice(None)
-    if not wanted or (operator in _MATCHED and values.type == pa.float64()):
+    if not stored or (operator in _MATCHED and values.type == pa.float64()):
         return []
     if operator in _MATCHED:
-        return true_places(getattr(pc, _MATCHED[operator])(values, wanted[0]))
+        return true_places(getattr(pc, _MATCHED[operator])(values, stored[0]))
     is_number = values.type == pa.float64()
-    others = _arrow(pa.float64(), np.frombuffer(b"".join(wanted))) if is_number else arrow_texts(wanted, values.type)
+    right = _arrow(pa.float64(), np.frombuffer(b"".join(stored))) if is_number else arrow_texts(stored, values.type)
     if operator == "in":
-        return true_places(pc.is_in(values, value_set=others))
-    return true_places(getattr(pc, _COMPARED[operator])(values, others[0]))
+        return true_places(pc.is_in(values, value_set=right))
+    return true_places(getattr(pc, _COMPARED[operator])(values, right[0]))

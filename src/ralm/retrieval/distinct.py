@@ -37,55 +37,52 @@ class Distinct:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """That of the retriever, and what counts as a repetition."""
+        """Return the configuration of the retriever, and what counts as a repetition."""
         measure: dict[str, JsonValue] = {"words": _SHINGLE, "similarity": _SAME} if self._by == "text" else {}
         return {"distinct": self._by, **measure, "of": config_of(self._retriever, "retriever")}
 
     @property
     def stable(self) -> int:
-        """The number of passages, if the hits of the retriever do not depend on k; otherwise 0."""
+        """Return the number of passages if the retriever's hits do not depend on k, else 0."""
         return len(self._passages) if stable_hits(self._retriever) >= len(self._passages) else 0
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best distinct passages for each query: fewer only if there are no more.
-
-        Raises UsageError if k is below 1.
-        """
+        """Return the k best distinct passages for each query, fewer only if there are no more."""
         check_search(queries, k)
         every = len(self._passages)
         rows: list[list[tuple[int, float]]] = [[] for _ in queries]
         lacking, depth = [*range(len(queries))], min(_MORE * k, every)
         while lacking:
             hits = retrieve_checked(self._retriever, [queries[row] for row in lacking], depth, every)
-            found = {row: hits.of(place) for place, row in enumerate(lacking)}
-            for row in found:
-                rows[row] = self._distinct(found[row], k)
-            lacking = [row for row in lacking if len(rows[row]) < k and len(found[row]) == depth < every]
+            pairs_of = {row: hits.of(place) for place, row in enumerate(lacking)}
+            for row in pairs_of:
+                rows[row] = self._distinct(pairs_of[row], k)
+            lacking = [row for row in lacking if len(rows[row]) < k and len(pairs_of[row]) == depth < every]
             depth = min(_MORE * depth, every)
         return Hits.from_pairs(rows)
 
     def _distinct(self, hits: Sequence[tuple[int, float]], k: int) -> list[tuple[int, float]]:
-        """The first k of the hits that repeat no earlier one."""
+        """Return the first k of the hits that repeat no earlier one."""
         kept: list[tuple[int, float]] = []
         seen: list[frozenset[str]] = []
         for number, score in hits:
             if len(kept) == k:
                 break
             passage = self._passages[number]
-            own = frozenset([passage.document_id]) if self._by == "document" else _shingles(passage.text)
-            if not any(_similarity(own, other) >= _SAME for other in seen):
-                seen.append(own)
+            shingles = frozenset([passage.document_id]) if self._by == "document" else _shingles(passage.text)
+            if not any(_similarity(shingles, other) >= _SAME for other in seen):
+                seen.append(shingles)
                 kept.append((number, score))
         return kept
 
 
 def _shingles(text: str) -> frozenset[str]:
-    """The runs of words of a text; a shorter text is one run."""
+    """Return the runs of words of a text; a shorter text is one run."""
     words = bare_words(text)
     return frozenset(runs_of(words, min(_SHINGLE, len(words))))
 
 
-def _similarity(one: frozenset[str], other: frozenset[str]) -> float:
-    """The Jaccard similarity of two sets."""
-    shared = len(one & other)
-    return shared / (len(one) + len(other) - shared)
+def _similarity(first: frozenset[str], second: frozenset[str]) -> float:
+    """Return the Jaccard similarity of two sets."""
+    shared = len(first & second)
+    return shared / (len(first) + len(second) - shared)

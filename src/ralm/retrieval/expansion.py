@@ -16,7 +16,7 @@ WHOLE: Final = "document"
 
 
 def check_expansion(expand: str) -> int | None:
-    """The number of neighbours on each side, None for the whole document; UsageError if it is neither."""
+    """Return the number of neighbours on each side, None for the whole document; UsageError if it is neither."""
     if expand == WHOLE:
         return None
     if not (expand.isascii() and expand.isdigit() and 0 < int(expand) <= MAX_COUNT):
@@ -25,8 +25,7 @@ def check_expansion(expand: str) -> int | None:
 
 
 class ExpandedPassages(Sequence[Passage]):
-    """Passages of an index, each with the text of its neighbours: `expand` of them before and after it from the same
-    document, or the whole document.
+    """Passages of an index, each with its neighbours in the document: `expand` on each side, or all.
 
     `splitting`: how the index says that its documents were split. Words that two passages share where one ends and the
     next begins are read once. `mask_N` (bool): the passages that may be read; neighbours end before others.
@@ -51,7 +50,7 @@ class ExpandedPassages(Sequence[Passage]):
     def __getitem__(self, number: slice) -> Sequence[Passage]: ...
 
     def __getitem__(self, number: int | slice) -> Passage | Sequence[Passage]:
-        """The passage with this number and its neighbours; a slice returns a list."""
+        """Return the passage with this number and its neighbours; a slice returns a list."""
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
         hit = self._passages[number]
@@ -65,13 +64,13 @@ class ExpandedPassages(Sequence[Passage]):
         return replace(hit, text=self._between.join(text))
 
     def _of_document(self, hit: Passage, numbers: range) -> list[Passage]:
-        """The passages with these numbers, up to the end of the document of a hit, or to one that may not be read."""
+        """Return the passages with these numbers, up to the end of the hit's document or one that may not be read."""
         allowed = numbers if self._mask_N is None else takewhile(self._mask_N.item, numbers)
-        others = map(self._passages.__getitem__, allowed)
-        return [*takewhile(lambda other: other.document_id == hit.document_id, others)]
+        passages = map(self._passages.__getitem__, allowed)
+        return [*takewhile(lambda other: other.document_id == hit.document_id, passages)]
 
     def _without_repeated(self, before: str, following: str) -> str:
-        """The text of a passage without the words at its beginning that end the passage before."""
+        """Return the text of a passage without the words at its beginning that end the passage before."""
         if not self._overlap or not before:
             return following
         last = [word[0] for word in runs_of_words(before, 1)][-self._overlap :]

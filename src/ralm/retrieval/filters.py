@@ -93,10 +93,10 @@ def _test(node: ast.expr, depth: int) -> Test:
             return _joined([_test(part, depth + 1) for part in parts], isinstance(operator, ast.And))
         case ast.UnaryOp(ast.Not(), part):
             return _negated(_test(part, depth + 1))
-        case ast.Compare(left, operators, rights):
-            sides = [left, *rights]
+        case ast.Compare(first, operators, rights):
+            sides = [first, *rights]
             pairs = zip(sides, operators, rights, strict=False)
-            return _joined([_comparison(one, operator, other) for one, operator, other in pairs], every=True)
+            return _joined([_comparison(*pair) for pair in pairs], every=True)
         case ast.Call(ast.Attribute(key, "startswith" | "endswith" as name), [ast.Constant(str(text))], []):
             return _condition(_required_key(key), name, [text])
     raise _error(node, 'compare a key with a value, such as `year >= 2020` or `lang in ("de", "en")`')
@@ -111,27 +111,27 @@ def _negated(test: Test) -> Test:
     return lambda columns: ~test(columns)
 
 
-def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Test:
+def _comparison(first: ast.expr, operator: ast.cmpop, second: ast.expr) -> Test:
     """Return the test of two sides, one of which is a key."""
     if positive := _NEGATED.get(type(operator)):
-        return _negated(_comparison(left, positive(), right))
-    key = _key(left)
+        return _negated(_comparison(first, positive(), second))
+    key = _key(first)
     if isinstance(operator, ast.In):
         if key is None:
-            return _condition(_required_key(right), "contains", [_value(left)])
-        if not isinstance(right, ast.Tuple | ast.List | ast.Set):
-            raise _error(right, "the values after `in` stand in parentheses, each with a comma: (1, 2)")
-        return _condition(key, "in", [_value(item) for item in right.elts])
+            return _condition(_required_key(second), "contains", [_value(first)])
+        if not isinstance(second, ast.Tuple | ast.List | ast.Set):
+            raise _error(second, "the values after `in` stand in parentheses, each with a comma: (1, 2)")
+        return _condition(key, "in", [_value(item) for item in second.elts])
     if key is None:
-        key, left, right = _required_key(right), right, left
+        key, first, second = _required_key(second), second, first
         name = _FLIPPED.get(_OPERATORS.get(type(operator), ""), "in")
     else:
         name = _OPERATORS.get(type(operator), "in")
-    if _is_none(right) and name == "in":
+    if _is_none(second) and name == "in":
         return _negated(_condition(key, "exists", []))
-    value = _value(right)
+    value = _value(second)
     if isinstance(operator, ast.Is) or (isinstance(value, bool) and name != "in"):
-        raise _error(right, "`is` takes None, and True and False are compared by == or !=")
+        raise _error(second, "`is` takes None, and True and False are compared by == or !=")
     return _condition(key, name, [value])
 
 

@@ -19,8 +19,10 @@ FusionMethod = Literal["rrf", "interpolation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionOptions:
-    """How rankings are fused: by `reciprocal_ranks` (rrf) or `interpolated_scores`. At least k hits of each are used.
-    Raises UsageError if a value is invalid."""
+    """How rankings are fused: by `reciprocal_ranks` (rrf) or `interpolated_scores`, from at least k hits of each.
+
+    Raises UsageError if a value is invalid.
+    """
 
     method: Annotated[
         FusionMethod,
@@ -52,23 +54,17 @@ class Hybrid:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides the hits: both retrievers, and how their rankings are fused.
-
-        Raises UsageError if one of them has no `config`.
-        """
+        """Return the configurations of both retrievers, and how their rankings are fused."""
         lexical, dense = (config_of(retriever, "retriever") for retriever in self._retrievers)
         return {"retriever": "hybrid", "lexical": lexical, "dense": dense, **asdict(self._options)}
 
     @property
     def stable(self) -> int:
-        """The depth: both rankings have at least that many hits, even for a smaller `k`."""
+        """Return the depth: both rankings have at least that many hits, even for a smaller `k`."""
         return self._options.depth
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query; equal scores are ordered by passage number.
-
-        There are at most as many columns as both rankings have together. Raises UsageError if k is below 1.
-        """
+        """Return the k best passages for each query; equal scores are ordered by passage number."""
         check_search(queries, k)
         options = self._options
         rankings = [retrieve_checked(retriever, queries, max(k, options.depth)) for retriever in self._retrievers]
@@ -78,40 +74,35 @@ class Hybrid:
 
 
 def reciprocal_ranks(rankings: Sequence[Hits], k: int) -> Hits:
-    """Reciprocal rank fusion: a passage scores the sum over rankings of 1 / (60 + its rank, from 1).
-
-    Cormack, Clarke and Büttcher, Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning Methods,
-    SIGIR 2009.
-    """
+    """Return the k best by the sum of 1 / (60 + rank), with ranks from 1 (Cormack, Clarke and Büttcher, 2009)."""
     numbers = [hits.numbers_QK for hits in rankings]
     shares = [np.where(rows != NO_PASSAGE, 1 / (61 + np.arange(rows.shape[1])), 0) for rows in numbers]
     return _summed(rankings, shares, k)
 
 
 def interpolated_scores(rankings: Sequence[Hits], weights: Sequence[float], k: int) -> Hits:
-    """A convex combination: a passage scores the sum over rankings of weight x its scaled score. Scores are scaled per
-    query, from 0 (the worst hit; also a passage that the ranking lacks) to 1 (the best).
+    """Return the k best by a convex combination: the sum over rankings of weight x scaled score.
 
-    Bruch, Gai and Ingber, An Analysis of Fusion Functions for Hybrid Retrieval, TOIS 2023. If all hits have the same
-    score, all get 1.
+    Scores are scaled per query, from 0 (the worst hit; also a passage that the ranking lacks) to 1 (the best, and all
+    hits if their scores are the same) (Bruch, Gai and Ingber, 2023).
     """
     shares = [weight * _scaled(hits) for hits, weight in zip(rankings, weights, strict=True)]
     return _summed(rankings, shares, k)
 
 
 def _scaled(hits: Hits) -> FloatArray:
-    """Scores between 0 and 1 within a query; 0 if there is no hit."""
-    found = hits.numbers_QK != NO_PASSAGE
+    """Return scores between 0 and 1 within a query; 0 if there is no hit."""
+    there = hits.numbers_QK != NO_PASSAGE
     scores = hits.scores_QK.astype(np.float64)
-    lowest = np.min(scores, axis=1, keepdims=True, where=found, initial=np.inf)
-    highest = np.max(scores, axis=1, keepdims=True, where=found, initial=-np.inf)
+    lowest = np.min(scores, axis=1, keepdims=True, where=there, initial=np.inf)
+    highest = np.max(scores, axis=1, keepdims=True, where=there, initial=-np.inf)
     spread = np.where(highest > lowest, highest - lowest, 1)
     scaled = np.where(highest > lowest, (scores - lowest) / spread, 1)
-    return np.where(found, scaled, 0)
+    return np.where(there, scaled, 0)
 
 
 def _summed(rankings: Sequence[Hits], shares: Sequence[FloatArray], k: int) -> Hits:
-    """The k passages of each query with the largest sums of shares."""
+    """Return the k passages of each query with the largest sums of shares."""
     numbers = np.concatenate([hits.numbers_QK for hits in rankings], axis=1)
     order = np.argsort(numbers, axis=1, kind="stable")
     numbers = np.take_along_axis(numbers, order, axis=1)

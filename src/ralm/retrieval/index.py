@@ -61,36 +61,36 @@ class Index:
     columns: IndexColumns
     """The metadata, titles and ids of the passages, for filters."""
     _arrays: MappedArrays
-    _held: dict[str, HeldFile]
+    _vector_files: dict[str, HeldFile]
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of everything the index was built with: equal for equal indexes in any folder, and unchanged
-        when vectors are added or removed."""
+        """Return a short hash of passages and BM25 arrays, equal for equal indexes; vectors do not change it."""
         return self.settings.fingerprint
 
     @property
     def vector_sets(self) -> layout.VectorSets:
-        """The sets of vectors, and the name of the default one."""
+        """Return the sets of vectors, and the name of the default one."""
         return self.settings.vectors
 
     @property
     def vectors(self) -> dict[str, dict[str, JsonValue]]:
-        """The names of the sets of vectors, the default one first, with the configurations of their encoders."""
+        """Return the configurations of the encoders by the names of the sets of vectors, the default one first."""
         sets = self.vector_sets
         return {name: sets.sets[name].encoder for name in sorted(sets.sets, key=lambda name: name != sets.default)}
 
     @cached_property
     def arrays(self) -> Arrays:
-        """The arrays of BM25, for which the index was built. Raises DamagedFolderError."""
+        """Return the arrays of BM25, for which the index was built; raises DamagedFolderError."""
         return check_arrays(self.path / layout.BM25_FOLDER, self._arrays)
 
     @cached_property
     def bm25(self) -> search.BM25:
-        """BM25 over the passages.
+        """Return the retriever BM25 over the passages.
 
-        Raises UsageError if the index was not built for it, FolderError if the installed stemming library gives
-        other terms than the one that the index was built with.
+        Raises:
+            UsageError: If the index was not built for it.
+            FolderError: If the installed stemming library gives other terms than the one that the index was built with.
         """
         if self.bm25_options is None or self.analysis is None:
             raise UsageError(
@@ -102,10 +102,7 @@ class Index:
         return search.BM25(self.arrays, passages, self.bm25_options, analysis=self.analysis, fingerprint=fingerprint)
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
-        """The encoder that made the vectors with this name, or the default ones.
-
-        Raises UsageError if the index has no such vectors.
-        """
+        """Return the encoder that made the vectors with this name, or the default ones; UsageError without them."""
         try:
             return layout.options_of_config(self.vector_sets.get(vectors, self.path).encoder)
         except ValidationError as error:
@@ -119,13 +116,19 @@ class Index:
         encoder: Encoder | None = None,
         any_encoder: bool = False,
     ) -> "Dense":
-        """Dense retrieval of the passages by the vectors with this name, or the default ones. Queries are encoded by
-        `encoder`, or by the encoder that the index names.
+        """Open dense retrieval of the passages.
 
-        Raises UsageError if the index has no such vectors, FolderError if the encoder of queries has other
-        weights than the one the index was built with and was not trained for it (unless `any_encoder`), or gives
-        vectors of another length, ModelError if it cannot be loaded, MissingExtraError if the extra `dense` is not
-        installed.
+        Args:
+            options: How thoroughly an approximate index is searched.
+            vectors: Name of the set of vectors; None is the default one.
+            encoder: Encoder of queries; None is the one that the index names.
+            any_encoder: Allow other weights than those that the index was built with, also if not trained for it.
+
+        Raises:
+            UsageError: If the index has no such vectors.
+            FolderError: If the encoder of queries does not match the vectors, or gives vectors of another length.
+            ModelError: If it cannot be loaded.
+            MissingExtraError: If the extra `dense` is not installed.
         """
         name = self.vector_sets.name(vectors, self.path)
         chosen = self.vector_sets.sets[name]
@@ -138,46 +141,46 @@ class Index:
         return dense
 
     def passage_vectors(self, vectors: str | None = None) -> "PassageVectors":
-        """The vectors with this name, or the default ones, by the numbers of the passages.
-
-        Raises UsageError if the index has no such vectors.
-        """
+        """Return the vectors with this name, or the default ones, by passage number; UsageError without them."""
         with dense_extra():
             from ralm.retrieval.dense.search import PassageVectors
         name = self.vector_sets.name(vectors, self.path)
-        raw = self._held.get(layout.vectors_file(name, RAW))
+        raw = self._vector_files.get(layout.vectors_file(name, RAW))
         return PassageVectors(self._open_vectors(name), raw.path if raw else None)
 
     def text_hashes(self, vectors: str) -> NDArray[np.bytes_]:
-        """The hashes (S16) of the texts of the passages that the vectors with this name were made of."""
+        """Return the hashes (S16) of the texts of the passages that the vectors with this name were made of."""
         with dense_extra():
             from ralm.retrieval.dense.search import open_hashes
-        return open_hashes(self._held[layout.vectors_file(vectors, HASHES)].path, len(self.passages))
+        return open_hashes(self._vector_files[layout.vectors_file(vectors, HASHES)].path, len(self.passages))
 
     def _open_vectors(self, name: str) -> Any:
-        """The FAISS index of a set of vectors."""
+        """Open the FAISS index of a set of vectors."""
         from ralm.retrieval.dense.search import open_vectors
 
         file = layout.vectors_file(name, VECTORS)
         return open_vectors(
-            self._held[file].path, self.path / file, len(self.passages), self.manifest.files[file].sha256
+            self._vector_files[file].path, self.path / file, len(self.passages), self.manifest.files[file].sha256
         )
 
 
 def open_index(path: Path | str, options: formula.BM25Options | None = None) -> Index:
-    """Open an index; `options` override the constants of BM25 that it was built with.
+    """Open an index.
 
-    Raises FolderError or DamagedFolderError.
+    Args:
+        path: Folder of the index.
+        options: Constants of BM25; None are those that it was built with.
+
+    Raises:
+        FolderError: If the folder is not an index, or one of another version.
+        DamagedFolderError: If a file was altered or is missing.
     """
     path = Path(path)
     return open_consistently(path, lambda: _open(path, options))
 
 
 def check_index(path: Path | str) -> list[str]:
-    """Check every byte of an index, and every posting, term and passage; of vectors only the number and the checksum.
-
-    Returns the damages, a few words each. Raises FolderError, or DamagedFolderError if the manifest itself is invalid.
-    """
+    """Check all bytes, postings, terms and passages of an index, and the number of vectors; return the damages."""
     path = Path(path)
     damaged = check_every_byte(path)
     if not damaged:
@@ -214,13 +217,14 @@ def _open(path: Path, options: formula.BM25Options | None) -> Index:
             )
         arrays = map_arrays(path / layout.BM25_FOLDER)
     columns = IndexColumns(str(path), passages, path / COLUMNS_FILE if COLUMNS_FILE in manifest.files else None)
-    held = {file: HeldFile(path / file) for file in manifest.files if file.startswith(f"{layout.VECTORS_FOLDER}/")}
-    return Index(path, manifest, settings, passages, options if bm25 else None, analysis, columns, arrays, held)
+    vector_files = {
+        file: HeldFile(path / file) for file in manifest.files if file.startswith(f"{layout.VECTORS_FOLDER}/")
+    }
+    return Index(path, manifest, settings, passages, options if bm25 else None, analysis, columns, arrays, vector_files)
 
 
 def check_stems(index: Index, *, adds_passages: bool = False) -> None:
-    """Raise FolderError if another version of the stemming library built the index and stems words of it differently,
-    or may do so with words of passages that are added."""
+    """Raise FolderError if the installed stemming library stems, or may stem, words of the index differently."""
     record, analysis = index.settings.bm25, index.analysis
     if record is None or analysis is None or analysis.stemmer == record.stemmer:
         return
@@ -236,15 +240,11 @@ def check_stems(index: Index, *, adds_passages: bool = False) -> None:
 
 
 def _changed_word(passages: Sequence[Passage], arrays: Arrays, analysis: Analysis) -> str | None:
-    """A word that the analyser turns into other terms than the index has; None if there is none among some passages.
-
-    A newer version of a stemming library may stem some words differently, and queries with them would miss passages.
-    Raises DamagedFolderError if the postings of a term are invalid.
-    """
-    terms_of_word, known = analysis.prepare(), set[str]()
+    """Return a word of some passages that the analyser turns into other terms than the index has, if any."""
+    terms_of_word, seen = analysis.prepare(), set[str]()
     for number in range(0, len(passages), -(-len(passages) // _MAX_COMPARED)):
-        new = set(passages[number].contents.split()) - known
-        known |= new
+        new = set(passages[number].contents.split()) - seen
+        seen |= new
         for word in sorted(new):
             if not all(_has_term(arrays, len(passages), term, number) for term in terms_of_word(word)):
                 return word
@@ -252,7 +252,7 @@ def _changed_word(passages: Sequence[Passage], arrays: Arrays, analysis: Analysi
 
 
 def _has_term(arrays: Arrays, passages: int, term: str, number: int) -> bool:
-    """Whether a passage has a term."""
+    """Return whether a passage has a term."""
     row = arrays.term(term)
     if row < 0:
         return False

@@ -74,13 +74,13 @@ class VectorSet(_Record):
 
     @property
     def passage_fingerprint(self) -> str | None:
-        """The fingerprint of the weights that encoded the passages, if the encoder has one."""
-        known = self.encoder.get("passage_fingerprint")
-        return known if isinstance(known, str) else None
+        """Return the fingerprint of the weights that encoded the passages, if the encoder has one."""
+        recorded = self.encoder.get("passage_fingerprint")
+        return recorded if isinstance(recorded, str) else None
 
     @property
     def options(self) -> VectorOptions:
-        """How the vectors are stored."""
+        """Return how the vectors are stored."""
         return VectorOptions(faiss=self.faiss, training_sample=self.training_sample, seed=self.seed)
 
 
@@ -91,19 +91,16 @@ class VectorSets(_Record):
     sets: dict[str, VectorSet] = {}
 
     def name(self, name: str | None, index: Path) -> str:
-        """Return the name of a set, by default that of the default one.
-
-        Raises UsageError if the index has no such set.
-        """
+        """Return the name of a set, by default that of the default one; UsageError if the index has no such set."""
         if not self.sets:
             raise UsageError(
                 f"{index} was not built for dense retrieval; build it with `ralm index --retriever dense`, or add "
                 "vectors with `ralm encode`."
             )
-        known = (self.default or "") if name is None else name
-        if known not in self.sets:
+        chosen = (self.default or "") if name is None else name
+        if chosen not in self.sets:
             raise UsageError(f"{index} has no vectors {name!r}, but {', '.join(map(repr, self.sets))}.")
-        return known
+        return chosen
 
     def get(self, name: str | None, index: Path) -> VectorSet:
         """Return the set with this name; without a name, the default. Raises UsageError as `name` does."""
@@ -139,10 +136,7 @@ def damaged_index(index: Path, how: str) -> DamagedFolderError:
 
 
 def index_settings(index: Path, manifest: Manifest) -> IndexSettings:
-    """Return the settings that a manifest records.
-
-    Raises DamagedFolderError if they are missing or invalid, or need a file that the manifest does not name.
-    """
+    """Return the settings in a manifest; DamagedFolderError if they are invalid or a file of them is not named."""
     try:
         settings = IndexSettings.model_validate(manifest.settings)
     except ValidationError as error:

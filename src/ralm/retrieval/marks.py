@@ -18,33 +18,33 @@ class Mark(NamedTuple):
 
 
 class Marker:
-    """Finds terms in texts, with the analyser of an index; without one, none. Only one thread may use it."""
+    """A finder of the terms of an index in texts; without an analyser it finds none. Only one thread may use it."""
 
     def __init__(self, analysis: Analysis | None) -> None:
         self._analysis = analysis
         self._terms_of_word = lru_cache(_CACHED_WORDS)(analysis.prepare()) if analysis else lambda _: ()
 
     def terms(self, text: str) -> set[str]:
-        """The terms of a text."""
+        """Return the terms of a text."""
         return {term for run in text.split() for term in self._terms_of_word(run)}
 
     def marks(self, text: str, terms: Container[str]) -> list[Mark]:
-        """The words of a text that have these terms, in order; a term may be made of two words without a space."""
+        """Return the words of a text that have these terms, in order; two words without a space may make one term."""
         marks: list[Mark] = []
         first, before = 0, ""
         for begin, end, word, follows in self._analysis.placed_words(text) if self._analysis else ():
-            own = self._terms_of_word(word)
+            word_terms = self._terms_of_word(word)
             if follows:
-                alone = {*self._terms_of_word(before), *own}
+                alone = {*self._terms_of_word(before), *word_terms}
                 of_both = [term for term in self._terms_of_word(before + word) if term not in alone]
                 marks += [Mark(first, end, term) for term in of_both if term in terms]
-            marks += [Mark(begin, end, term) for term in own if term in terms]
+            marks += [Mark(begin, end, term) for term in word_terms if term in terms]
             first, before = begin, word
         return marks
 
 
 def spans_of(marks: Iterable[Mark]) -> list[tuple[int, int]]:
-    """The first and one past the last character of each marked part of a text; those that touch are one."""
+    """Return the bounds of each marked part of a text; those that touch are one."""
     spans: list[tuple[int, int]] = []
     for begin, end, _ in marks:
         if spans and begin <= spans[-1][1]:
@@ -54,8 +54,7 @@ def spans_of(marks: Iterable[Mark]) -> list[tuple[int, int]]:
 
 
 def best_window(text: str, marks: Sequence[Mark], width: int) -> tuple[int, int]:
-    """The bounds of a part of a text, of whole words and `width` characters at most, around most different marked
-    terms; of equal ones around most marks, then the first."""
+    """Return the bounds of at most `width` characters, cut at words, with most different terms, then most marks."""
     if len(text) <= width:
         return 0, len(text)
     first, last = _densest(marks, width)
@@ -70,7 +69,7 @@ def best_window(text: str, marks: Sequence[Mark], width: int) -> tuple[int, int]
 
 
 def _densest(marks: Sequence[Mark], width: int) -> tuple[int, int]:
-    """The first and one past the last character of the marks to show; both 0 without marks."""
+    """Return the first and one past the last character of the marks to show; both 0 without marks."""
     windows = (
         [mark, *(other for other in marks[first + 1 : first + width] if other.end - mark.begin <= width)]
         for first, mark in enumerate(marks)

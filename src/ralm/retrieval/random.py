@@ -1,5 +1,4 @@
-"""Random passages: the control that shows how much of a gain comes import hashlib
-from retrieval and not from any text before it.
+"""Random passages: the control that shows how much of a gain comes from retrieval and not from any text before it.
 
 The passages of a query depend on a hash of the seed, the query, and the number of its earlier occurrences in the call.
 They do not depend on other queries.
@@ -27,8 +26,11 @@ class RandomRetriever:
     """Passages drawn uniformly, without repetition within a query; a smaller `k` gives the first of them.
 
     The n-th occurrence of a query in a call gets the query's n-th draw, whatever the other queries are. Every call
-    starts over, so equal calls give equal hits. `passages`: how many there are, or the numbers (int64) of those to draw
-    from.
+    starts over, so equal calls give equal hits.
+
+    Args:
+        passages: How many passages there are, or the numbers (int64) of those to draw from.
+        seed: Seed of the draws.
     """
 
     def __init__(self, passages: int | IntArray, seed: int = 0) -> None:
@@ -45,27 +47,24 @@ class RandomRetriever:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The seed, and the passages to draw from."""
+        """Return the seed, and the passages to draw from."""
         of = None if self._numbers is None else hashlib.sha256(self._numbers.astype("<i8").tobytes()).hexdigest()
         return {"retriever": "random", "seed": self._seed, "passages": self._count, "of": of}
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """`k` random passages for each query, or all if there are fewer, all with score 0.
-
-        Raises UsageError if k is below 1.
-        """
+        """Return `k` random passages for each query, or all if there are fewer, with score 0."""
         check_search(queries, k)
         keys_Q = self._keys(queries)
         hits = Hits.none(len(queries), min(k, self._count))
         step = max(1, _DRAWS_AT_A_TIME // (k + _SPARE))
         for first in range(0, len(queries) if self._count else 0, step):
-            some = slice(first, first + step)
-            places_QK = _places(keys_Q[some], self._count, hits.numbers_QK.shape[1])
-            hits.numbers_QK[some] = places_QK if self._numbers is None else self._numbers[places_QK]
+            part = slice(first, first + step)
+            places_QK = _places(keys_Q[part], self._count, hits.numbers_QK.shape[1])
+            hits.numbers_QK[part] = places_QK if self._numbers is None else self._numbers[places_QK]
         return hits
 
     def _keys(self, queries: Sequence[str]) -> NDArray[np.uint64]:
-        """The key of each query, which decides its draws."""
+        """Return the key of each query, which decides its draws."""
         before: Counter[str] = Counter()
         digests = bytearray()
         for query in queries:
@@ -76,7 +75,7 @@ class RandomRetriever:
 
 
 def _places(keys_Q: NDArray[np.uint64], count: int, k: int) -> IntArray:
-    """`k` different places below `count` for each key: drawn with repetition, then repeats are dropped."""
+    """Return `k` different places below `count` for each key: drawn with repetition, then repeats are dropped."""
     draws = k + _SPARE
     while True:
         drawn_QM = (_mixed(keys_Q[:, None], np.arange(draws, dtype=np.uint64)) % np.uint64(count)).astype(np.int64)
@@ -90,7 +89,7 @@ def _places(keys_Q: NDArray[np.uint64], count: int, k: int) -> IntArray:
 
 
 def _mixed(keys: NDArray[np.uint64], places: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Numbers of the generator SplitMix64 (Steele, Lea and Flood, 2014) at some places of the stream of each key."""
+    """Return numbers of SplitMix64 (Steele, Lea and Flood, 2014) at some places of the stream of each key."""
     mixed = keys + (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

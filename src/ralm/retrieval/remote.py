@@ -1,7 +1,7 @@
 """Finds passages by a search service: any server that answers `POST /retrieve`, ralm's own or that of Search-R1.
 
     {"queries": ["who discovered radium?"], "topk": 2, "return_scores": true}
-    {"result": [[{"document": {"id": "radium", "contents": "\\"Radium\\"\\nIt was ..."}, "score": 7.5}, ...]]}
+    {"result": [[{"document": {"id": "radium", "contents": "Radium: it was discovered ..."}, "score": 7.5}, ...]]}
 
 Queries go out in batches, several at once. A passage has no number there: it gets one here when it first comes. Nothing
 is kept between runs. The index is identified by the `fingerprint` of an answer, as ralm's server gives it, or else by
@@ -58,7 +58,7 @@ class _Document(BaseModel):
     metadata: JsonMetadata = {}
 
     def passage(self, number: int) -> Passage:
-        """The passage under a number: the first line is the title, maybe in quotes."""
+        """Return the passage under a number: the first line is the title, maybe in quotes."""
         title, line_feed, text = self.contents.partition("\n")
         if not line_feed:
             title, text = "", self.contents
@@ -67,7 +67,7 @@ class _Document(BaseModel):
         return Passage(number, self.id, title, text, metadata=self.metadata)
 
 
-class _Found(BaseModel):
+class _ScoredDocument(BaseModel):
     """A passage that was found for a query, and its score."""
 
     document: _Document
@@ -77,12 +77,12 @@ class _Found(BaseModel):
 class _Answer(BaseModel):
     """The passages of each query, and what identifies the index, if the service tells it."""
 
-    result: list[list[_Found]]
+    result: list[list[_ScoredDocument]]
     fingerprint: _Text | None = None
 
     def identity(self) -> str:
-        """The hash that identifies the index, if this is the answer to the probes."""
-        rows = [[(found.document.id, found.document.contents) for found in row] for row in self.result]
+        """Return the hash that identifies the index, if this is the answer to the probes."""
+        rows = [[(passage.document.id, passage.document.contents) for passage in row] for row in self.result]
         return hashlib.sha256(to_json(self.fingerprint or rows).encode()).hexdigest()
 
 
@@ -109,11 +109,11 @@ class RemoteRetriever:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The URL, and what identifies its index."""
+        """Return the URL, and what identifies its index."""
         return {"retriever": "service", "service": self._url, "fingerprint": self._fingerprint}
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query, or fewer. Raises UsageError if k is below 1, and ServerError."""
+        """Return the k best passages for each query, or fewer."""
         check_search(queries, k)
         size = max(1, min(_BATCH, _PASSAGES // k))
         batches = [list(queries[first : first + size]) for first in range(0, len(queries), size)]
@@ -133,27 +133,27 @@ class RemoteRetriever:
         if now != before:
             raise ServerError(f"{self._endpoint.url} has another index now than when this began: run this again.", 200)
 
-    def _numbered(self, row: Sequence[_Found]) -> list[tuple[int, float]]:
-        """The number and score of each passage of a query; equal passages of one query have numbers of their own."""
+    def _numbered(self, row: Sequence[_ScoredDocument]) -> list[tuple[int, float]]:
+        """Return the number and score of each passage of a query; equal passages of a query have different numbers."""
         before: Counter[tuple[str, str]] = Counter()
         pairs = []
-        for found in row:
-            text = (found.document.id, found.document.contents)
+        for passage in row:
+            text = (passage.document.id, passage.document.contents)
             number = self._numbers.setdefault((*text, before[text]), len(self.passages))
             before[text] += 1
             if number == len(self.passages):
-                self.passages.append(found.document.passage(number))
-            pairs.append((number, found.score))
+                self.passages.append(passage.document.passage(number))
+            pairs.append((number, passage.score))
         return pairs
 
     def _answers(self, batches: Sequence[list[str]], k: int) -> list[_Answer]:
-        """The answer to each batch of queries."""
+        """Return the answer to each batch of queries."""
 
         async def answers() -> list[JsonObject]:
             return await asyncio.gather(*(self._send(batch, k) for batch in batches))
 
-        found: Any = self._loop.run(answers)
-        return [self._parsed(answer, len(batch), k) for answer, batch in zip(found, batches, strict=True)]
+        bodies: Any = self._loop.run(answers)
+        return [self._parsed(answer, len(batch), k) for answer, batch in zip(bodies, batches, strict=True)]
 
     async def _send(self, batch: list[str], k: int) -> JsonObject:
         body: JsonObject = {"queries": [*batch], "topk": k, "return_scores": True}
@@ -161,7 +161,7 @@ class RemoteRetriever:
         return await self._transport.send("POST", self._path, body, max_bytes=max_bytes)
 
     def _parsed(self, content: JsonObject, queries: int, k: int) -> _Answer:
-        """An answer with the passages of each query; ServerError if it has others."""
+        """Return an answer with the passages of each query; ServerError if it has others."""
         place = f"{self._endpoint.url}/retrieve"
         try:
             answer = _Answer.model_validate(content)

@@ -22,14 +22,14 @@ from ralm.storage.outputs import replaced_file
 _HIGHEST: Final = float(np.finfo(np.float32).max)
 Score: TypeAlias = Annotated[float, Field(ge=-_HIGHEST, le=_HIGHEST, allow_inf_nan=False)]
 JsonMetadata: TypeAlias = Annotated[
-    dict[str, JsonValue], AfterValidator(lambda found: documents.metadata_from_json(documents.metadata_to_json(found)))
+    dict[str, JsonValue], AfterValidator(lambda value: documents.metadata_from_json(documents.metadata_to_json(value)))
 ]
 """JSON without the infinity and NaN that Python's JSON may have."""
 _Place: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class RetrievedPassage(BaseModel):
-    """One retrieved passage of a stride."""
+    """A retrieved passage of a stride."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
@@ -41,7 +41,7 @@ class RetrievedPassage(BaseModel):
 
 
 class RetrievedStride(BaseModel):
-    """One stride of the file."""
+    """A stride of the file."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -67,9 +67,10 @@ def write_retrieval_file(path: Path | str, strides: Iterable[RetrievedStride]) -
 
 
 def read_retrieval_file(path: Path | str) -> list[RetrievedStride]:
-    """The strides of a retrieval file, written by this package or by the official code.
+    """Return the strides of a retrieval file, written by this package or by the official code.
 
-    Raises InputError if the file is missing or has another format.
+    Raises:
+        InputError: If the file is missing or has another format.
     """
     path = Path(path)
     if not path.exists():
@@ -89,14 +90,16 @@ def read_retrieval_file(path: Path | str) -> list[RetrievedStride]:
 
 
 def numbered_passages(rows: Sequence[Sequence[RetrievedPassage]]) -> tuple[Hits, list[Passage]]:
-    """Rows of passages as hits (Q rows) over the distinct passages, numbered as they first appear."""
+    """Return rows of passages as hits (Q rows) over the distinct passages, numbered as they first appear."""
     numbers: dict[tuple[str, str], int] = {}
     passages: list[Passage] = []
-    for found in (found for row in rows for found in row):
-        if (found.title, found.text) not in numbers:
-            numbers[found.title, found.text] = len(passages)
-            passages.append(Passage(len(passages), found.id, found.title, found.text, metadata=found.metadata))
-    hits = [([numbers[found.title, found.text] for found in row], [found.score for found in row]) for row in rows]
+    for passage in (passage for row in rows for passage in row):
+        if (passage.title, passage.text) not in numbers:
+            numbers[passage.title, passage.text] = len(passages)
+            passages.append(Passage(len(passages), passage.id, passage.title, passage.text, metadata=passage.metadata))
+    hits = [
+        ([numbers[passage.title, passage.text] for passage in row], [passage.score for passage in row]) for row in rows
+    ]
     return Hits.of_rows(hits), passages
 
 

@@ -86,8 +86,8 @@ class RetrieverOptions:
     """How the passages of an index are retrieved.
 
     `retriever` names the retriever with its keys (`ralm.grammar`), a class of your own, which is called with the
-    passages, or the URL of a search service, which has an index of its own (`ralm.retrieval.remote`). `where`: a filter
-    (`ralm.retrieval.filters`). `expand`: a number of neighbours, or `document`. Raises UsageError if one is invalid.
+    passages, or the URL of a search service, which has an index of its own (`ralm.retrieval.remote`). `where` is a
+    filter (`ralm.retrieval.filters`), `expand` a number of neighbours or `document`. Raises UsageError if one is wrong.
     """
 
     retriever: Annotated[
@@ -122,10 +122,10 @@ class RetrieverOptions:
         check_options(self)
         if not self.is_service:
             RETRIEVERS.parse(self.retriever)
-        for one in declared(RetrieverOptions) if self.is_service else ():
-            if one.name != "retriever" and getattr(self, one.name) != one.default:
+        for key in declared(RetrieverOptions) if self.is_service else ():
+            if key.name != "retriever" and getattr(self, key.name) != key.default:
                 raise UsageError(
-                    f"`{one.name}` has no effect on the search service {self.retriever}: set it where that is started."
+                    f"`{key.name}` has no effect on the search service {self.retriever}: set it where that is started."
                 )
         if self.where is not None:
             parse_filter(self.where)
@@ -134,28 +134,33 @@ class RetrieverOptions:
 
     @property
     def name(self) -> str:
-        """The name of the retriever."""
+        """Return the name of the retriever."""
         return RETRIEVERS.name_of(self.retriever)
 
     @property
     def is_service(self) -> bool:
-        """Whether a search service finds the passages, in an index of its own."""
+        """Return whether a search service finds the passages, in an index of its own."""
         return is_url(self.retriever)
 
     @property
     def is_dense(self) -> bool:
-        """Whether queries are encoded."""
+        """Return whether queries are encoded."""
         return self.name in ("dense", "hybrid")
 
 
 def open_retriever(
     index: "Index | Path | str", options: RetrieverOptions | None = None, *, mask_N: BoolArray | None = None
 ) -> Retriever:
-    """The retriever over an index that the options describe; `mask_N` (bool): the passages that may be found, less
-    those that the options exclude.
+    """Open the retriever over an index that the options describe; the number of passages that may be found is logged.
 
-    The number of passages that may be found is logged at INFO. Raises UsageError if the index was not built for the
-    retriever, CorpusError if a file of titles cannot be read, and the errors of `open_index` and `Index.dense`.
+    Args:
+        index: An open index, or its folder.
+        options: The retriever, and the passages that it leaves out.
+        mask_N: The passages (bool, N) that may be found, less those that the options exclude.
+
+    Raises:
+        UsageError: If the index was not built for the retriever.
+        CorpusError: If a file of titles cannot be read. `open_index` and `Index.dense` raise others.
     """
     # numba and pyarrow are imported only when a retriever is opened: commands read the options at startup
     from ralm.retrieval.index import Index, open_index
@@ -185,10 +190,10 @@ def allowed_mask(index: "Index", options: RetrieverOptions, mask_N: BoolArray | 
 
 
 def title_mask(passages: PassageStore, titles: Iterable[str]) -> BoolArray:
-    """The mask of the passages of documents with none of these titles, after `normal_title`."""
+    """Return the mask of the passages of documents with none of these titles, after `normal_title`."""
     normal = {decontamination.normal_title(title) for title in titles} - {""}
-    found = (number for number, _, title in passages.origins() if decontamination.normal_title(title) in normal)
-    return mask_without(len(passages), found)
+    numbers = (number for number, _, title in passages.origins() if decontamination.normal_title(title) in normal)
+    return mask_without(len(passages), numbers)
 
 
 def _retriever(index: "Index", options: RetrieverOptions) -> Retriever:
@@ -202,40 +207,37 @@ def _retriever(index: "Index", options: RetrieverOptions) -> Retriever:
             return _dense(index, part)
         case RandomOptions():
             return RandomRetriever(len(index.passages), part.seed)
-    own: Retriever = part.make(index.passages)
-    return own
+    retriever: Retriever = part.make(index.passages)
+    return retriever
 
 
 def _dense(index: "Index", options: DenseOptions) -> Retriever:
     encoder = None
     if options.query_encoder is not None:
-        own = index.encoder_options(options.vectors)
-        asked = replace(own, query_encoder=options.query_encoder)
-        if is_api(own.encoder) or is_api(options.query_encoder):
-            asked = EncoderOptions(encoder=options.query_encoder, normalize=own.normalize)
+        recorded = index.encoder_options(options.vectors)
+        asked = replace(recorded, query_encoder=options.query_encoder)
+        if is_api(recorded.encoder) or is_api(options.query_encoder):
+            asked = EncoderOptions(encoder=options.query_encoder, normalize=recorded.normalize)
         encoder = load_encoder(asked)
     return index.dense(options.search, vectors=options.vectors, encoder=encoder, any_encoder=options.any_encoder)
 
 
 class MemoizedRetriever:
-    """Calls another retriever once for queries that are repeated; `k` is the largest that any caller will use.
-
-    Up to its `stable`, callers with different k share one retrieval; beyond that, only callers with the same k do.
-    """
+    """A retriever that calls another once for repeated queries; up to its `stable`, any k shares one call."""
 
     def __init__(self, retriever: Retriever, k: int) -> None:
         self._retriever = retriever
         self._k = min(k, stable_hits(retriever))
-        self._found: dict[tuple[tuple[str, ...], int], Hits] = {}
+        self._hits: dict[tuple[tuple[str, ...], int], Hits] = {}
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides the hits of the other retriever."""
+        """Return everything that decides the hits of the other retriever."""
         return config_of(self._retriever, "retriever")
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query."""
+        """Return the k best passages for each query."""
         arguments = (tuple(queries), max(k, self._k))
-        if arguments not in self._found:
-            self._found[arguments] = self._retriever.retrieve(*arguments)
-        return self._found[arguments].first(k)
+        if arguments not in self._hits:
+            self._hits[arguments] = self._retriever.retrieve(*arguments)
+        return self._hits[arguments].first(k)

@@ -31,14 +31,13 @@ class DocumentSummary(NamedTuple):
 
 
 def matching_documents(passages: PassageStore, pattern: str | None = None) -> Iterator[tuple[str, range]]:
-    """The documents whose ids match a pattern such as `2024/*.md` (`fnmatch`), in order, with their passages. Letters
-    with marks may be decomposed, as in names of files from macOS."""
+    """Return the documents whose ids match a pattern such as `2024/*.md` in NFC (`fnmatch`), with their passages."""
     matches = compiled(translate(normalize("NFC", pattern or "*"))).match
     return (document for document in passages.documents() if matches(normalize("NFC", document[0])))
 
 
 def id_mask(index: Index, pattern: str) -> BoolArray:
-    """The mask of the passages of the documents whose ids match; UsageError if there are none."""
+    """Return the mask of the passages of the documents whose ids match; UsageError if there are none."""
     mask_N = np.zeros(len(index.passages), np.bool_)
     for _, numbers in matching_documents(index.passages, pattern):
         mask_N[numbers.start : numbers.stop] = True
@@ -50,7 +49,7 @@ def id_mask(index: Index, pattern: str) -> BoolArray:
 
 
 def summarise_documents(passages: PassageStore, pattern: str | None = None) -> Iterator[DocumentSummary]:
-    """The documents whose ids match, in order; the title of one is what the titles of its passages begin with."""
+    """Yield the documents whose ids match; the title of one is what the titles of its passages begin with."""
     for document_id, numbers in matching_documents(passages, pattern):
         document = [passages[number] for number in numbers]
         levels = zip(*(passage.title.split(BELOW) for passage in document), strict=False)
@@ -60,7 +59,7 @@ def summarise_documents(passages: PassageStore, pattern: str | None = None) -> I
 
 
 def summarise_index(index: Index) -> dict[str, JsonValue]:
-    """The counts, size, sources and settings of an index."""
+    """Return the counts, size, sources and settings of an index."""
     manifest, settings = index.manifest, index.settings
     recorded: Any = manifest.settings
     sets = settings.vectors
@@ -85,28 +84,28 @@ def summarise_index(index: Index) -> dict[str, JsonValue]:
             | sets.sets[name].model_dump(include={"encoder", "dimension", "faiss"})
             for name in index.vectors
         ],
-        "skipped": {reason: found["count"] for reason, found in recorded.get("skipped", {}).items()},
+        "skipped": {reason: entry["count"] for reason, entry in recorded.get("skipped", {}).items()},
         "decontaminated": recorded.get("removed", {}).get("counts", {}),
     }  # fmt: skip
 
 
 def corpus_title(index: Index) -> str:
-    """The names of the sources of an index without their folders, for a title; empty if a program built it."""
+    """Return the names of an index's sources without their folders; empty if a program built it."""
     sources: Any = _sources(index)
-    return ", ".join(Path(one["path"] or one["name"]).name for one in sources)
+    return ", ".join(Path(source["path"] or source["name"]).name for source in sources)
 
 
 def _sources(index: Index) -> list[JsonValue]:
-    """The name of each source, its path if the index lists its files, and whether it is there, if that is known."""
+    """Return the name of each source, its path if the index lists its files, and whether it is there, if known."""
     record = index.settings.files
     if record is None:
         named: Any = index.manifest.settings.get("sources") or []
         return [{"name": name, "path": None, "found": None} for name in named]
     return [
         {
-            "name": one.name,
-            "path": one.path,
-            "found": None if is_url(one.path) or one.path.startswith(HUB_PREFIX) else Path(one.path).exists(),
+            "name": source.name,
+            "path": source.path,
+            "found": None if is_url(source.path) or source.path.startswith(HUB_PREFIX) else Path(source.path).exists(),
         }
-        for one in record.sources
+        for source in record.sources
     ]

@@ -61,8 +61,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class _Reread:
-    """A file of a source that is new or changed: as it was when its documents were compared, and their ids, in order.
-    A file that stays is an `Entry` of the table."""
+    """A new or changed file, as it was when its documents were compared, and their ids; another is an `Entry`."""
 
     state: FileState
     file: File
@@ -83,21 +82,28 @@ def sync_index(
     build: BuildOptions | None = None,
     skipped: Skipped | None = None,
 ) -> tuple[Changes, Manifest]:
-    """Make an index what its sources are now; return the changes and the manifest.
+    """Make an index what its sources are now, in one step; return the changes and the manifest.
 
-    With `sources`, only these are read; they may be new, and a document with an id that the index has replaces that
-    one. Later calls read them too. With `remove`, the documents with these ids are removed, and no source is read
-    besides `sources`. If several sources have a document of one id, the last change counts.
+    Documents that programs added stay, and a file in a folder that cannot be read keeps its documents. If several
+    sources have a document of one id, the last change counts.
 
-    `split` makes passages of documents (`make_passages`); it must be that of the index. With `dry_run` nothing is
-    written, and documents of which `split` would leave nothing count as added. `encoder` gives the encoder of a set of
-    vectors by its name. `skipped` counts what is skipped. All changes happen in one step, as in `update_index`;
-    documents that programs added stay. A file in a folder that cannot be read keeps its documents.
+    Args:
+        index: Folder of the index.
+        split: Makes passages of documents (`make_passages`); it must be that of the index.
+        sources: Read only these, and from now on them too. They may be new; a document with an id that the index has
+            replaces that one.
+        remove: Ids of documents to remove; no source is read besides `sources`.
+        dry_run: Write nothing; documents of which `split` would leave nothing count as added.
+        allow_missing: Remove the documents of sources that are gone or have no file any more.
+        encoder: Returns the encoder of a set of vectors by its name.
+        build: Memory of BM25.
+        skipped: Counts what is skipped.
 
-    Raises UsageError if a source is to be read and the index keeps no table of its files, or a new source and another
-    one contain each other; CorpusError if a new source does not exist; if another one is gone or has no file any more,
-    unless `allow_missing` is true, which removes its documents; if files share the id of a document, or a file changes
-    while it is read; and what `update_index` raises.
+    Raises:
+        UsageError: If a source is to be read and the index keeps no table of its files, or a new source and another one
+            contain each other.
+        CorpusError: If a new source does not exist, another one is gone without `allow_missing`, files share the id of
+            a document, or a file changes while it is read. `update_index` raises others.
     """
     check_strings("sources", sources)
     check_strings("remove", remove)
@@ -113,13 +119,13 @@ def sync_index(
         raise UsageError(
             f"{opened.path} does not list its files, since a program built it: build it with `ralm index`."
         )
-    known = [*record.sources]
-    named = {one.path: one for one in (known_source(source, in_ids=True) for source in sources)}
+    listed = [*record.sources]
+    named = {entry.path: entry for entry in (known_source(source, in_ids=True) for source in sources)}
     for path, source in named.items():
-        if path not in {one.path for one in known}:
-            _check_apart(source, known)
-            known.append(source)
-    read = {number: source for number, source in enumerate(known) if not named or source.path in named}
+        if path not in {entry.path for entry in listed}:
+            _check_apart(source, listed)
+            listed.append(source)
+    read = {number: source for number, source in enumerate(listed) if not named or source.path in named}
     table = FileTable(opened.path / layout.FILES_TABLE)
     builder = DocumentBuilder(_fields(opened), changes.skipped, skip_bad=record.skip_bad)
     selection = FileSelection(
@@ -130,16 +136,16 @@ def sync_index(
     gone = documents_to_remove(opened, remove, {*new, *changes.removed})
     if not sources:
         _check_added(gone.keys() - {*changes.changed, *changes.removed}, table, files)
-    changes.added = [one for one in dict.fromkeys([*changes.added, *changes.changed]) if one not in gone]
-    changes.changed = [one for one in gone if one in new]
-    changes.removed = [one for one in gone if one not in new]
+    changes.added = [document for document in dict.fromkeys([*changes.added, *changes.changed]) if document not in gone]
+    changes.changed = [document for document in gone if document in new]
+    changes.removed = [document for document in gone if document not in new]
     settings = opened.manifest.settings
     if not named:
         settings = {**settings, "skipped": _skipped_now(settings, changes.skipped)}
     differ = _unreadable(settings) != _unreadable(opened.manifest.settings)
-    if dry_run or not (changes or differ or len(known) > len(record.sources)):
+    if dry_run or not (changes or differ or len(listed) > len(record.sources)):
         return changes, opened.manifest
-    written = FileTableWriter(opened.path.parent, record.model_copy(update={"sources": tuple(known)}))
+    written = FileTableWriter(opened.path.parent, record.model_copy(update={"sources": tuple(listed)}))
     again = DocumentBuilder(builder.fields, Skipped(), skip_bad=record.skip_bad)
     kept: set[str] = set()
 
@@ -156,17 +162,16 @@ def sync_index(
         table=written,
         settings=settings,
     )
-    changes.added = [one for one in changes.added if one in kept]
-    changes.removed += [one for one in changes.changed if one not in kept]
-    changes.changed = [one for one in changes.changed if one in kept]
+    changes.added = [document for document in changes.added if document in kept]
+    changes.removed += [document for document in changes.changed if document not in kept]
+    changes.changed = [document for document in changes.changed if document in kept]
     return changes, manifest
 
 
 def _arranged(
     index: Index, files: Sequence[_Reread | Entry], table: FileTable, gone: set[str], new: set[str]
 ) -> list[Stretch]:
-    """The passages of the new index in the order of an index that is built of its sources now; documents that programs
-    added come last."""
+    """Return the passages of the new index in the order of its sources now; documents that programs added come last."""
     kept: dict[tuple[int, str, str], list[range]] = {}
     documents = index.passages.documents()
     document, numbers = next(documents, ("", range(0)))
@@ -177,14 +182,14 @@ def _arranged(
                     kept.setdefault((entry.state.source, entry.state.file, document), []).append(numbers)
                 document, numbers = next(documents, ("", range(0)))
     stretches: list[Stretch] = []
-    for one in files:
-        for name in table.documents(one) if isinstance(one, Entry) else one.documents:
-            if ranges := kept.get((one.state.source, one.state.file, name)):
+    for file in files:
+        for name in table.documents(file) if isinstance(file, Entry) else file.documents:
+            if ranges := kept.get((file.state.source, file.state.file, name)):
                 stretches.append(ranges.pop(0))
-            elif name in new and isinstance(one, _Reread):
+            elif name in new and isinstance(file, _Reread):
                 stretches.append(name)
-    others = [(document, numbers), *documents]
-    return [*stretches, *(numbers for document, numbers in others if document not in gone)]
+    remaining = [(document, numbers), *documents]
+    return [*stretches, *(numbers for document, numbers in remaining if document not in gone)]
 
 
 def _fields(index: Index) -> Fields:
@@ -194,12 +199,12 @@ def _fields(index: Index) -> Fields:
         raise layout.damaged_index(index.path, "its manifest does not say which fields make a document") from None
 
 
-def _check_apart(source: KnownSource, others: Sequence[KnownSource]) -> None:
+def _check_apart(source: KnownSource, listed: Sequence[KnownSource]) -> None:
     """Raise UsageError if a source contains another one, or is a part of it."""
-    for other in others:
+    for other in listed:
         if not is_url(source.path) and not is_url(other.path):
-            own, its = Path(source.path).resolve(), Path(other.path).resolve()
-            if own.is_relative_to(its) or its.is_relative_to(own):
+            path, other_path = Path(source.path).resolve(), Path(other.path).resolve()
+            if path.is_relative_to(other_path) or other_path.is_relative_to(path):
                 raise UsageError(
                     f"{source.name} and {other.name}, a source of the index, contain the same files: leave "
                     f"{source.name} out; without it, `ralm sync` reads all sources."
@@ -216,35 +221,34 @@ def _compare(
     *,
     allow_missing: bool,
 ) -> list[_Reread | Entry]:
-    """Return all files in the order of the index, and note what changed in `sources`, by number, of which the first
-    `recorded` may be gone. The files of other sources are as in the table."""
-    files: list[_Reread | Entry] = [one for one in table.entries.values() if one.state.source not in sources]
-    left = {key: entry for key, entry in table.entries.items() if entry.state.source in sources}
-    for number, known in sources.items():
+    """Return all files in the order of the index, and note what changed; the first `recorded` sources may be gone."""
+    files: list[_Reread | Entry] = [entry for entry in table.entries.values() if entry.state.source not in sources]
+    old = {key: entry for key, entry in table.entries.items() if entry.state.source in sources}
+    for number, origin in sources.items():
         had = any(source == number for source, _ in table.entries)
-        is_local = not (is_url(known.path) or known.path.startswith(HUB_PREFIX))
-        is_gone = is_local and number < recorded and not Path(known.path).exists()
-        source = Source(known.name, iter(()), True, Skipped())
+        is_local = not (is_url(origin.path) or origin.path.startswith(HUB_PREFIX))
+        is_gone = is_local and number < recorded and not Path(origin.path).exists()
+        source = Source(origin.name, iter(()), True, Skipped())
         if not is_gone:
-            source = find_files(known.path, known.ids, selection, builder.skipped.listing)
+            source = find_files(origin.path, origin.ids, selection, builder.skipped.listing)
         present = list(source.files)
         if had and not present and not allow_missing:
             raise CorpusError(
-                f"{known.path} {'does not exist' if is_gone else 'has no file any more'}; nothing was changed. "
+                f"{origin.path} {'does not exist' if is_gone else 'has no file any more'}; nothing was changed. "
                 "`allow_missing=True` removes its documents."
             )
         builder.skipped.merge(source.skipped)
         for file in present:
-            compared = _compare_file(file, number, left.pop((number, file.id), None), table, builder, changes, source)
+            compared = _compare_file(file, number, old.pop((number, file.id), None), table, builder, changes, source)
             files += [compared] if compared else []
-        if source.skipped.counts[BROKEN_FILES] and any(other == number for other, _ in left) and not allow_missing:
+        if source.skipped.counts[BROKEN_FILES] and any(other == number for other, _ in old) and not allow_missing:
             example = source.skipped.examples[BROKEN_FILES][0]
             raise CorpusError(
                 f"{example}; nothing was changed, since its documents would be removed. `allow_missing=True` does it."
             )
-    for entry in left.values():
+    for entry in old.values():
         changes.removed += dict.fromkeys([entry.state.file, *table.parts(entry)])
-    return sorted(files, key=lambda one: one.state.source)
+    return sorted(files, key=lambda entry: entry.state.source)
 
 
 def _compare_file(
@@ -256,7 +260,7 @@ def _compare_file(
     changes: Changes,
     source: Source,
 ) -> _Reread | Entry | None:
-    """A file as it is now, or as in the table if it did not change or cannot be read; None if it is not there."""
+    """Return a file as it is now, or as in the table if it stays or cannot be read; None if it is not there."""
     seen = size_and_time(file)
     if old is not None and old.state.is_that_of(seen):
         _skip_again(table, old, builder.skipped)
@@ -292,14 +296,13 @@ def _compare_file(
 
 
 def _skipped_now(before: Mapping[str, Any], skipped: Skipped) -> dict[str, JsonValue]:
-    """What was skipped in all files, as a manifest records it. Fields that JSON cannot hold stay as they were recorded,
-    since a table of files does not note them."""
+    """Return what was skipped in all files; fields that JSON cannot hold stay as they were recorded."""
     recorded = before.get("skipped", {})
     return {**{reason: recorded[reason] for reason in (NOT_JSON,) if reason in recorded}, **skipped.as_json()}
 
 
 def _unreadable(settings: Mapping[str, Any]) -> int:
-    """The number of files that could not be read, as the settings of a manifest record it."""
+    """Return the number of files that could not be read, as the settings of a manifest record it."""
     return int(settings.get("skipped", {}).get(BROKEN_FILES, {}).get("count", 0))
 
 
@@ -310,18 +313,17 @@ def _skip_again(table: FileTable, entry: Entry, skipped: Skipped) -> None:
 
 
 def _documents(file: File, builder: DocumentBuilder, *, in_folder: bool) -> Iterator[tuple[str, list[Document]]]:
-    """The documents of a file, each with its id and its parts, such as the pages of a PDF file."""
+    """Yield the documents of a file, each with its id and its parts, such as the pages of a PDF file."""
     for document, parts in groupby(documents_of_files([file], builder, in_folder=in_folder), attrgetter("id")):
         yield document, list(parts)
 
 
 def _check_added(clashing: Set[str], table: FileTable, files: Sequence[_Reread | Entry]) -> None:
-    """Raise CorpusError if one of these ids, which added documents share with documents of the index, is in a file that
-    did not change. The ids of documents that `update_index` added are no fault: these are replaced."""
-    for one in files if clashing else ():
-        if isinstance(one, Entry) and (shared := sorted(clashing & {one.state.file, *table.parts(one)})):
+    """Raise CorpusError if an id that added documents share with the index is in a file that did not change."""
+    for file in files if clashing else ():
+        if isinstance(file, Entry) and (shared := sorted(clashing & {file.state.file, *table.parts(file)})):
             raise CorpusError(
-                f"{some_ids(shared)} in {one.state.file} and in another file; nothing was changed. Give each document "
+                f"{some_ids(shared)} in {file.state.file} and in another file; nothing was changed. Give each document "
                 "an id of its own."
             )
 
@@ -333,18 +335,18 @@ def _changed_documents(
     builder: DocumentBuilder,
     new: Set[str],
 ) -> Iterator[Document]:
-    """The new documents, in order; writes the new table."""
-    for one in files:
-        if isinstance(one, Entry):
-            written.enter(one.state, table.lines(one))
+    """Yield the new documents, in order, and write the new table."""
+    for entry in files:
+        if isinstance(entry, Entry):
+            written.enter(entry.state, table.lines(entry))
             continue
-        written.enter(one.state)
+        written.enter(entry.state)
         before = Counter(builder.skipped.counts)
-        for document, parts in _documents(one.file, builder, in_folder=one.in_folder):
+        for document, parts in _documents(entry.file, builder, in_folder=entry.in_folder):
             for part in parts:
                 written.add(part)
             if document in new:
                 yield from parts
         written.add_skipped(builder.skipped.since(before))
-        if one.seen != size_and_time(one.file):
-            raise CorpusError(f"{one.file.path} changed while it was read; nothing was changed. Run it again.")
+        if entry.seen != size_and_time(entry.file):
+            raise CorpusError(f"{entry.file.path} changed while it was read; nothing was changed. Run it again.")

@@ -23,25 +23,28 @@ def update_index(
     encoders: Mapping[str, Encoder] | None = None,
     build: BuildOptions | None = None,
 ) -> Manifest:
-    """Remove the documents with the ids in `remove` from an index, and add passages, numbered from 0, at its end.
-    Returns the new manifest.
+    """Remove documents from an index, and add passages at its end; return the new manifest.
 
-    The index that results replaces the old one in one step, and is the same as one that is built at once of the
-    passages that are left; a process that has the old one open keeps it. Approximate vectors are made of all vectors
-    again.
+    The new index replaces the old one in one step, and equals one that is built at once of the passages that are left.
+    A process that has the old one open keeps it. Approximate vectors are made of all vectors again. Encoded vectors are
+    kept beside the index until it is replaced, so the same call resumes.
 
-    Adding a document whose id the index already has is an error, unless `replace` is true: then the older one is
-    removed. New passages are encoded for each set of vectors: by the encoder in `encoders` under the set's name,
-    otherwise by the one that the index names. Encoded vectors are kept beside the index until it is replaced, so the
-    same call resumes. `build`: the memory of BM25, and the number of processes that analyse.
+    Args:
+        index: Folder of the index.
+        passages: Passages to add, numbered from 0.
+        remove: Ids of the documents to remove.
+        replace: Remove the older document if an added one has its id; otherwise such an id is an error.
+        encoders: Encoders of the added passages by the names of the sets of vectors; else those that the index names.
+        build: Memory of BM25.
 
-    Raises UsageError if there is nothing to do or nothing would be left; CorpusError if an id in `remove` is not in the
-    index or belongs to several documents, or if an added id occurs twice or is already in the index; and the errors of
-    `open_index` and `rebuild_index`.
+    Raises:
+        UsageError: If there is nothing to do or nothing would be left.
+        CorpusError: If an id in `remove` is not in the index or belongs to several documents, or if an added id occurs
+            twice or is already in the index. `open_index` and `rebuild_index` raise others.
     """
     check_strings("remove", remove)
     opened = open_index(Path(index).resolve())
-    given, remove = encoders or {}, [*remove]
+    by_name, remove = encoders or {}, [*remove]
     removed = documents_to_remove(opened, remove, [], replace=replace)  # fails before the passages are analysed
 
     def arrange(added: Sequence[str]) -> list[Stretch]:
@@ -51,7 +54,7 @@ def update_index(
         return [*(numbers for document, numbers in opened.passages.documents() if document not in gone), *added]
 
     def encoder(name: str) -> Encoder:
-        return given.get(name) or load_encoder(opened.encoder_options(name))
+        return by_name.get(name) or load_encoder(opened.encoder_options(name))
 
     return rebuild_index(opened, passages, arrange, encoder=encoder, build=build)
 
@@ -59,14 +62,13 @@ def update_index(
 def documents_to_remove(
     index: Index, remove: Collection[str], added: Iterable[str], *, replace: bool = True
 ) -> dict[str, range]:
-    """Return the documents with ids in `remove`, and with `replace` in `added`, and the numbers of their passages, by
-    id. Raises CorpusError as `update_index` does."""
+    """Return the numbers of the passages to remove by document id; raises CorpusError as `update_index` does."""
     added = [*added]
-    wanted = {*remove, *added}
+    ids = {*remove, *added}
     documents: dict[str, range] = {}
     several: list[str] = []
-    for document, numbers in index.passages.documents() if wanted else ():
-        if document in wanted:
+    for document, numbers in index.passages.documents() if ids else ():
+        if document in ids:
             if document in documents:
                 several.append(document)
             documents[document] = numbers

@@ -4,8 +4,9 @@ The index is replaced by one whose other files are links to the old ones.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Encoder
@@ -20,13 +21,8 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
-
-class RemoteEncoding(Protocol):
-    """Encodes passages on other machines. It can be sent to another process."""
-
-    def __call__(self, index: Index, encoder: Encoder, work: Path) -> int:
-        """Write the vectors of the passages of an index into a folder, as `SavedChunks` does for each `CHUNK` of them.
-        The folder need not exist. Returns the number of passages that were encoded and not found there."""
+RemoteEncoding: TypeAlias = Callable[[Index, Encoder, Path], int]
+"""Writes vectors into a work folder as `SavedChunks` does for each `CHUNK`; returns how many passages were encoded."""
 
 
 def add_vectors(
@@ -39,16 +35,25 @@ def add_vectors(
     force: bool = False,
     ahead: RemoteEncoding | None = None,
 ) -> manifest.Manifest:
-    """Encode the passages of an index and add the vectors to it as a set with this name; returns the new manifest.
+    """Encode the passages of an index and add the vectors to it as a set; return the new manifest.
 
-    With `default` the set becomes the default; the first set always does. With `force` it replaces an existing set of
-    this name; an index that is open keeps the vectors that it was opened with. If the same encoder made that set, its
-    vectors are taken from there. Encoded vectors are kept beside the index until the set is complete, so the same call
-    resumes after an interruption. The fingerprints of BM25 and of other sets do not change, so their runs stay valid.
-    `ahead` encodes passages on other machines first.
+    An index that is open keeps the vectors that it was opened with. The fingerprints of BM25 and of other sets do not
+    change, so their runs stay valid. Encoded vectors are kept beside the index until the set is complete, so the same
+    call resumes after an interruption.
 
-    Raises UsageError if the name is invalid, FolderExistsError if the index already has a set of that name and `force`
-    is false or if another process is writing the index, and the errors of `open_index` and `encode_passages`.
+    Args:
+        index: Folder of the index.
+        encoder: Encoder of the passages. If it made the set that `force` replaces, its vectors are taken from there.
+        options: How the vectors are stored.
+        name: Name of the set.
+        default: Make the set the default; the first set always is.
+        force: Replace a set of this name.
+        ahead: Encodes passages on other machines first.
+
+    Raises:
+        UsageError: If the name is invalid.
+        FolderExistsError: If the index has a set of that name and `force` is false, or another process is writing the
+            index. `open_index` and `encode_passages` raise others.
     """
     opened = open_index(Path(index).resolve())  # fails before anything is written beside a folder that is not an index
     check_can_add(opened, name, force=force)
@@ -60,23 +65,23 @@ def add_vectors(
         new_version(opened) as folder,
     ):
         before = ahead(opened, encoder, saved) if ahead else 0
-        known = _known(opened, name, encoder, options or VectorOptions())
+        reusable = _reusable_vectors(opened, name, encoder, options or VectorOptions())
         place = folder / layout.vectors_folder(name)
-        record = encode_passages(opened.passages, place, saved, encoder, options, known, before)
+        record = encode_passages(opened.passages, place, saved, encoder, options, reusable, before)
         chosen = name if default or sets.default is None else sets.default
         return _write(opened, folder, layout.VectorSets(default=chosen, sets={**sets.sets, name: record}), new=name)
 
 
-def _known(index: Index, name: str, encoder: Encoder, options: VectorOptions) -> "KnownVectors":
-    """The vectors with this name that the same encoder made and that need not be made again."""
+def _reusable_vectors(index: Index, name: str, encoder: Encoder, options: VectorOptions) -> "KnownVectors":
+    """Return the vectors with this name that the same encoder made and that need not be made again."""
     with dense_extra():
         from ralm.retrieval.dense.build import KnownVectors
-    known = KnownVectors()
+    reusable = KnownVectors()
     if name in index.vectors and weights_config(index.vectors[name]) == weights_config(encoder.config):
         vectors = index.passage_vectors(name)
         if not vectors.is_rounded or index.vector_sets.sets[name].options.faiss == options.faiss:
-            known.add(index.text_hashes(name), vectors.read)
-    return known
+            reusable.add(index.text_hashes(name), vectors.read)
+    return reusable
 
 
 def check_can_add(index: Index, name: str, *, force: bool) -> None:
@@ -94,10 +99,11 @@ def check_can_add(index: Index, name: str, *, force: bool) -> None:
 
 
 def remove_vectors(index: Path | str, name: str) -> manifest.Manifest:
-    """Remove a set of vectors from an index; returns the new manifest. Without a set, the index is for BM25 only.
+    """Remove a set of vectors from an index, which without any is for BM25 only; return the new manifest.
 
-    Raises UsageError if the index has no such set, if it is the default and there are others, or if nothing would be
-    left to search; FolderExistsError if another process is writing the index.
+    Raises:
+        UsageError: If there is no such set, it is the default and there are others, or nothing would be left to search.
+        FolderExistsError: If another process is writing the index.
     """
     opened = open_index(Path(index).resolve())
     sets = opened.vector_sets
@@ -112,9 +118,11 @@ def remove_vectors(index: Path | str, name: str) -> manifest.Manifest:
 
 
 def set_default_vectors(index: Path | str, name: str) -> manifest.Manifest:
-    """Make a set of vectors the default of an index; returns the new manifest.
+    """Make a set of vectors the default of an index; return the new manifest.
 
-    Raises UsageError if the index has no such set, FolderExistsError if another process is writing the index.
+    Raises:
+        UsageError: If the index has no such set.
+        FolderExistsError: If another process is writing the index.
     """
     opened = open_index(Path(index).resolve())
     opened.vector_sets.get(name, opened.path)
@@ -123,8 +131,7 @@ def set_default_vectors(index: Path | str, name: str) -> manifest.Manifest:
 
 
 def _write(index: Index, folder: Path, sets: layout.VectorSets, *, new: str = "") -> manifest.Manifest:
-    """Write the manifest of an index with these sets of vectors into its new folder, and the other files as links; the
-    files of the set `new` are there."""
+    """Write the manifest of an index with these sets, of which `new` is in the folder, and link all other files."""
     gone = {layout.vectors_folder(name) for name in index.vectors if name == new or name not in sets.sets}
     entries = {name: entry for name, entry in index.manifest.files.items() if str(Path(name).parent) not in gone}
     for name in entries:

@@ -28,31 +28,18 @@ def write_atomically(file: Path, content: str | bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-@contextmanager
-def file_lock(file: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Lock a file in this block, and yield whether it could be locked; see `lock_file`."""
-    lock = lock_file(file, wait=wait)
-    try:
-        yield lock is not None
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def lock_file(file: Path, *, wait: bool = False) -> int | None:
+def lock_file(file: Path) -> int | None:
     """Lock a file, which is created if missing; return its descriptor, or None if another process holds the lock.
 
-    The lock ends when the descriptor is closed or the process ends, even if it is killed. Raises FileNotFoundError if
-    the folder is gone, and StorageError if the disk has no locks and another process has used the file, as its content
-    shows.
+    Closing the descriptor ends the lock, as does the end of the process, even by a kill. Raises FileNotFoundError if
+    the folder is gone, StorageError if the disk has no locks and another process has used the file.
     """
-    how = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
     while True:
         with ExitStack() as stack:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             stack.callback(os.close, descriptor)
             try:
-                fcntl.flock(descriptor, how)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
             except OSError as error:
@@ -93,10 +80,7 @@ def sync_one(file: Path) -> None:
 
 
 class HeldFile:
-    """A file held open, so that `path` reads the same file later even if it was replaced.
-
-    Raises FileNotFoundError if it is missing.
-    """
+    """A file held open, so that `path` reads the same file later even if it was replaced."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

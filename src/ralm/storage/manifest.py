@@ -30,10 +30,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a folder is: its kind and format, its settings, counts and files.
-
-    `checksum` covers everything else in the manifest (`manifest_checksum`).
-    """
+    """What a folder is: kind, format, settings, counts, files, and a `checksum` over all else (`manifest_checksum`)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -63,8 +60,7 @@ def write_manifest(
     counts: dict[str, int],
     files: dict[str, FileEntry] | None = None,
 ) -> Manifest:
-    """Write the manifest of `folder` with every file that is in it now; call it last. `files` are their entries, if
-    they are known."""
+    """Write the manifest of `folder` with every file that is in it now, or with the entries `files`; call it last."""
     manifest = Manifest(
         kind=kind.name,
         format_version=kind.version,
@@ -82,7 +78,7 @@ def write_manifest(
 
 
 def file_entries(folder: Path, root: Path | None = None) -> dict[str, FileEntry]:
-    """The entries of all files in a folder, by their paths in it, or in `root`."""
+    """Return the entries of all files in a folder, by their paths in it, or in `root`."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {
         file.relative_to(root or folder).as_posix(): FileEntry(bytes=file.stat().st_size, sha256=whole_checksum(file))
@@ -91,13 +87,13 @@ def file_entries(folder: Path, root: Path | None = None) -> dict[str, FileEntry]
 
 
 def manifest_checksum(content: dict[str, JsonValue]) -> str:
-    """SHA-256 of the content of a manifest as canonical JSON, without the checksum itself."""
+    """Return the SHA-256 of the content of a manifest as canonical JSON, without the checksum itself."""
     rest = {name: value for name, value in content.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
-    """Return the manifest of a folder of this kind after comparing its files with it, and warn of removed settings.
+    """Return the manifest of a folder of this kind after comparing its files with it.
 
     The sizes of all files are compared, and the SHA-256 of those up to 64 MiB; `check_every_byte` reads all of them.
     Raises FolderError or DamagedFolderError.
@@ -118,26 +114,17 @@ def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
 
 
 def is_current(folder: Path, manifest: Manifest) -> bool:
-    """Whether a folder still has this manifest, which was read from it.
-
-    Raises FolderError or DamagedFolderError.
-    """
+    """Return whether a folder still has this manifest; raises FolderError or DamagedFolderError."""
     return _parse(folder, manifest.kind)[0] == manifest
 
 
 def kind_of(folder: Path) -> str:
-    """The name of a folder's kind, from its manifest.
-
-    Raises FolderError or DamagedFolderError.
-    """
+    """Return the name of a folder's kind, from its manifest; raises FolderError or DamagedFolderError."""
     return _parse(folder, "folder")[0].kind
 
 
 def check_every_byte(folder: Path) -> list[str]:
-    """Compare every byte of a folder with its manifest; returns the damaged files, with a few words each.
-
-    Raises FolderError, and DamagedFolderError if the manifest itself is damaged.
-    """
+    """Compare every byte of a folder with its manifest; return the damaged files, with a few words each."""
     manifest, content = _parse(folder, "folder")
     _check_itself(folder, manifest, content)
     faults = {name: _fault(folder / name, entry, reads=True) for name, entry in manifest.files.items()}
@@ -145,8 +132,7 @@ def check_every_byte(folder: Path) -> list[str]:
 
 
 def open_consistently(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
-    """Open the files of a folder with `open_all`, all from the same version of the folder: if the folder is replaced
-    meanwhile, the new one is opened."""
+    """Open the files of a folder from one version of it, the new one if it is replaced meanwhile."""
     while True:
         before = identity(folder)
         try:
@@ -160,7 +146,7 @@ def open_consistently(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
 
 
 def whole_checksum(file: Path) -> str:
-    """SHA-256 of every byte of a file, as `sha256sum` prints it."""
+    """Return the SHA-256 of every byte of a file, as `sha256sum` prints it."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -190,16 +176,16 @@ def _check_itself(folder: Path, manifest: Manifest, content: dict[str, JsonValue
 
 
 def identity(folder: Path) -> tuple[int, ...] | None:
-    """What tells a folder from another one that replaced it: the file of the manifest; None if there is none."""
+    """Return what tells a folder from one that replaced it: the file of the manifest; None if there is none."""
     try:
-        found = (folder / MANIFEST).stat()
+        facts = (folder / MANIFEST).stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _fault(file: Path, entry: FileEntry, *, reads: bool) -> str:
-    """Return how a file differs from its entry; empty if it does not. Without `reads` only the sizes are compared."""
+    """Return how a file differs from its entry, empty if it does not; without `reads` only in its size."""
     if not file.is_file():
         return "is missing"
     size = file.stat().st_size

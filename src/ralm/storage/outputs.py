@@ -48,9 +48,8 @@ def new_folder(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str]
     of `also`; anything else at `path` is never touched. What a killed process left is removed first, and in the end the
     unfinished work of this output, if this process holds it.
 
-    Raises FolderExistsError and UsageError before any work is done (`check_output`), FolderExistsError if another
-    process is writing the folder, and StorageError if the disk is full. If something that may not be replaced appears
-    at `path` meanwhile, it stays, and FolderExistsError names the place of the new folder.
+    Raises the errors of `check_output` before any work is done, FolderExistsError if another process writes the folder
+    or something that may not be replaced appears there, and StorageError if the disk is full.
     """
     path = output_path(path)
     with storage_errors(path):
@@ -68,10 +67,7 @@ def new_folder(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str]
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[TextIO]:
-    """Yield a UTF-8 stream to a temporary file that replaces `path` when the block succeeds, and is removed otherwise.
-
-    If `path` is a link, its target is replaced. Raises FolderExistsError if another process is writing it.
-    """
+    """Yield a UTF-8 stream to a temporary file that replaces `path`, or a link's target, if the block succeeds."""
     path = path.resolve()
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,10 +80,7 @@ def replaced_file(path: Path) -> Iterator[TextIO]:
 
 
 def output_path(path: Path) -> Path:
-    """The path of an output with links resolved: the target of a link is replaced, and the link keeps working.
-
-    Raises UsageError if this would replace the current folder or one of its parents, or if a link leads to itself.
-    """
+    """Return the path of an output with links resolved; UsageError for the current folder or one of its parents."""
     try:
         resolved = path.resolve()
     except RuntimeError:
@@ -99,11 +92,7 @@ def output_path(path: Path) -> Path:
 
 
 def check_output(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str] = ()) -> None:
-    """Raise FolderExistsError if `path` exists and `force` is not given, or if another process is writing it, and
-    UsageError if it holds something that `force` does not replace.
-
-    `new_folder` checks this too; call this before hours of work. Removes what a killed process left.
-    """
+    """Raise FolderExistsError or UsageError if `path` may not be written: what `new_folder` checks, before the work."""
     path = output_path(path)
     recover(path)
     if not _is_taken(path):
@@ -117,18 +106,14 @@ def check_output(path: Path, *, kind: FolderKind, force: bool, also: Sequence[st
 
 
 def recover(path: Path) -> None:
-    """Restore or remove what a process left that was killed while it wrote `path`.
-
-    Raises FolderExistsError if another process is writing it, UsageError if something else is in the way.
-    """
+    """Restore or remove what a process left that was killed while it wrote `path`."""
     if _work_of(path).exists():
         with work_folder(_work_of(path), path, sweep=partial(_recover, path)):
             pass
 
 
 def restore(path: Path) -> None:
-    """Restore, if possible, a folder that a killed process moved away while replacing it. If the process runs, wait for
-    its next rename."""
+    """Restore a folder that a killed process moved away while replacing it, or wait for the process that does it."""
     path = path.resolve()
     while (_work_of(path) / _OLD).exists() and not path.exists():
         try:
@@ -140,11 +125,7 @@ def restore(path: Path) -> None:
 
 
 def check_output_file(path: Path, force: bool) -> None:
-    """Raise FolderExistsError if the file exists and `force` is not given; UsageError if `path` is not a regular file,
-    or one of the files of an index, a run or another folder that ralm wrote.
-
-    Removes what a killed process left.
-    """
+    """Raise FolderExistsError or UsageError if a file may not be written; remove what a killed process left."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file to write.")
     resolved = path.resolve()
@@ -165,7 +146,7 @@ def _work_of(path: Path) -> Path:
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether something other than an empty folder is at `path`."""
+    """Return whether something other than an empty folder is at `path`."""
     return any(path.iterdir()) if path.is_dir() else os.path.lexists(path)
 
 
@@ -197,8 +178,7 @@ def _files_of(manifest: dict[str, Any]) -> set[str]:
 
 
 def _move_into_place(path: Path, work: Path, *, replace: bool) -> None:
-    """Move a finished folder to `path`. With `replace`, what is there is moved into `work` before. If the second rename
-    fails, or the process is killed before it, `_recover` gives the name to one of the two folders."""
+    """Move a finished folder to `path`, which goes into `work` if `replace`; `_recover` mends what is half done."""
     new, old = work / _NEW, work / _OLD
     try:
         if replace and _is_taken(path):

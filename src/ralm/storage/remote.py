@@ -37,14 +37,11 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The last part of the URL."""
+        """Return the last part of the URL."""
         return PurePosixPath(self.url).name
 
     def open(self, _mode: Literal["rb"]) -> io.BufferedReader:
-        """Open a copy of the file, which is downloaded unless this is the file that was opened last.
-
-        Raises FileNotFoundError, and StorageError if the file cannot be read to its end: a part is not the whole.
-        """
+        """Open a copy, downloaded unless it was opened last; raises FileNotFoundError, or StorageError for a part."""
         if self not in _copies:
             _copies.clear()
             _copies[self] = self._download()
@@ -72,7 +69,7 @@ FilePath: TypeAlias = Path | RemoteFile
 
 
 def is_url(source: str) -> bool:
-    """Whether a source is a URL, and not a path on this machine."""
+    """Return whether a source is a URL, and not a path on this machine."""
     return _URL.match(source) is not None
 
 
@@ -85,8 +82,7 @@ def remote_file(url: str) -> RemoteFile | None:
 
 
 def remote_files_below(url: str) -> Iterator[tuple[str, RemoteFile]]:
-    """Yield the files below a folder behind a URL, each with its path in the folder, sorted by the parts of these
-    paths. Raises CorpusError if the folder cannot be listed."""
+    """Yield the files below a folder behind a URL, after their paths in it, sorted by the parts of these."""
     with _fsspec_errors(url):
         system, root = _locate(url)
         paths = system.find(root, detail=True)
@@ -98,8 +94,7 @@ def remote_files_below(url: str) -> Iterator[tuple[str, RemoteFile]]:
 
 @contextmanager
 def _fsspec_errors(url: str) -> Iterator[None]:
-    """Turn what fsspec and the packages behind it raise into CorpusError, and a missing package into
-    MissingExtraError."""
+    """Turn what fsspec and the packages behind it raise into CorpusError or MissingExtraError."""
     try:
         yield
     except FileNotFoundError:

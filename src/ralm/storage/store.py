@@ -73,20 +73,20 @@ class Store:
         self.close()
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The values of those of these keys that have one."""
+        """Return the values of those of these keys that have one."""
         distinct = dict.fromkeys(keys)
         with self._lock, self._errors():
             database = self._open()
             return dict(_intact(row for key in distinct for row in database.execute(_GET, (key,))))
 
     def count(self) -> int:
-        """The number of values, altered ones included."""
+        """Return the number of values, altered ones included."""
         with self._lock, self._errors():
             count: int = self._open().execute("SELECT COUNT(*) FROM entries").fetchone()[0]
             return count
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """All keys and their values."""
+        """Return all keys and their values."""
         with self._lock, self._errors():
             return list(_intact(self._open().execute("SELECT key, value FROM entries")))
 
@@ -161,7 +161,7 @@ class Store:
 
 
 def _intact(rows: Iterable[tuple[object, object]]) -> Iterator[tuple[bytes, bytes]]:
-    """The keys and values of rows whose checksum fits."""
+    """Yield the keys and values of rows whose checksum fits."""
     for key, stored in rows:
         if isinstance(key, bytes) and isinstance(stored, bytes):
             value = stored[:-_CHECKSUM_BYTES]

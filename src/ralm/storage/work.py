@@ -22,7 +22,7 @@ SETTINGS: Final = "config.json"
 """The settings of the work in a folder; without any work they are worth nothing."""
 _CONTENT: Final = b'{"program": "ralm"}'
 _SIGN: Final = b'"ralm"'
-_held: Final[set[Path]] = set()
+_folders: Final[set[Path]] = set()
 """The work folders that this process holds."""
 
 
@@ -55,13 +55,13 @@ def work_folder(folder: Path, out: Path, *, sweep: Callable[[Path], None] = lamb
 def _locked(folder: Path, out: Path) -> Iterator[None]:
     """Lock a work folder, which is removed at the end if no work is in it."""
     lock = _lock(folder, out)
-    _held.add(folder)
+    _folders.add(folder)
     try:
         os.pwrite(lock, _CONTENT, 0)  # in one write, since others may read it at any moment
         os.fsync(lock)
         yield
     finally:
-        _held.discard(folder)
+        _folders.discard(folder)
         with suppress(OSError):
             if {entry.name for entry in folder.iterdir()} <= {LOCK, SETTINGS}:
                 remove(folder)
@@ -83,7 +83,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def is_work_folder(folder: Path) -> bool:
-    """Whether ralm made a folder as a work folder."""
+    """Return whether ralm made a folder as a work folder."""
     try:
         return _SIGN in (folder / LOCK).read_bytes()
     except OSError:
@@ -91,8 +91,8 @@ def is_work_folder(folder: Path) -> bool:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether this process holds a work folder."""
-    return folder in _held
+    """Return whether this process holds a work folder."""
+    return folder in _folders
 
 
 def remove(folder: Path) -> None:
@@ -126,7 +126,7 @@ def _lock(folder: Path, out: Path) -> int:
 
 
 def _make(folder: Path, out: Path) -> None:
-    """Create a folder if it is missing. Raises UsageError if it exists and is neither empty nor a work folder."""
+    """Create a folder if it is missing; UsageError if it exists and is neither empty nor a work folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         begun = {entry.name: entry.lstat().st_size for entry in folder.iterdir()} in ({}, {LOCK: 0})

@@ -41,7 +41,7 @@ def find_candidates(
 
     @cache
     def read(number: int) -> tuple[str, frozenset[int]]:
-        """The document of a passage, and hashes of the runs of words in it."""
+        """Return the document of a passage, and hashes of the runs of words in it."""
         passage = passages[number]
         if not passage.document_id:
             raise UsageError(
@@ -54,24 +54,23 @@ def find_candidates(
         document_id, runs = read(number)
         return document_id != example.document_id and runs.isdisjoint(example.runs)
 
-    found: list[list[tuple[int, float]]] = [[] for _ in examples]
-    asked, wanted = list(range(len(examples))), k + _MORE
+    pairs: list[list[tuple[int, float]]] = [[] for _ in examples]
+    asked, depth = list(range(len(examples))), k + _MORE
     while asked:
-        hits = retrieve_checked(retriever, [queries[i] for i in asked], wanted, len(passages))
+        hits = retrieve_checked(retriever, [queries[i] for i in asked], depth, len(passages))
         for row, i in enumerate(asked):
-            found[i] = list(islice((hit for hit in hits.of(row) if is_allowed(examples[i], hit[0])), k))
-        if wanted >= len(passages):
+            pairs[i] = list(islice((hit for hit in hits.of(row) if is_allowed(examples[i], hit[0])), k))
+        if depth >= len(passages):
             break
-        asked = [i for row, i in enumerate(asked) if len(found[i]) < k and len(hits.of(row)) == wanted]
-        wanted *= 2
-    return Hits.from_pairs(found)
+        asked = [i for row, i in enumerate(asked) if len(pairs[i]) < k and len(hits.of(row)) == depth]
+        depth *= 2
+    return Hits.from_pairs(pairs)
 
 
 def score_candidates(
     examples: Sequence[Example], numbers_of: Sequence[Sequence[int]], documents: PassageDocuments, scorer: Scorer
 ) -> list[list[FloatArray]]:
-    """Return the log-probabilities (float32, T) of each example's continuation after each of the passages listed for it
-    (`NO_PASSAGE` for none): the model reads [passage; prefix; continuation]."""
+    """Return log-probabilities (float32, T) of continuations in [passage; prefix; continuation]."""
     requests = [
         Request(document=documents[number], context=example.prefix, targets=example.continuation)
         for example, numbers in zip(examples, numbers_of, strict=True)
@@ -91,11 +90,23 @@ def check_fits(model: LanguageModel, sequence_tokens: int, document_tokens: int)
 
 
 class OnlineExamples:
-    """Examples sampled from training text, with the passages of an index as candidates, scored by `model`.
+    """Examples sampled from training text, with the passages of an index as candidates, scored by a language model.
 
     Nothing is kept. Examples are given by number (int64, B), from 0. `config` holds the text, the language model and
-    the options, `documents_E` the documents of the examples. Raises UsageError if the options do not fit the
-    model, TextError if the text has no examples, and what `read_documents` and `open_index` raise.
+    the options, `documents_E` the documents of the examples.
+
+    Args:
+        sources: Training text: files, folders, URLs or data sets.
+        index: Index of the candidates, or its folder.
+        model: Language model that scores.
+        options: How examples are sampled.
+        candidates: How many candidates an example has, and how they are read.
+        fields: Fields of the records of sources.
+        skip_bad: Skip records that cannot be read.
+
+    Raises:
+        UsageError: If the options do not fit the model.
+        TextError: If the text has no examples. `read_documents` and `open_index` raise others.
     """
 
     def __init__(
@@ -128,7 +139,7 @@ class OnlineExamples:
         return len(self.documents_E)
 
     def table(self, examples_B: IntArray) -> pa.Table:
-        """The examples as rows with `EXAMPLE_SCHEMA`."""
+        """Return the examples as rows with `EXAMPLE_SCHEMA`."""
         examples, decode = self._chosen(examples_B), self._model.tokenizer.decode
         columns = {
             "example": examples_B,
@@ -144,17 +155,16 @@ class OnlineExamples:
         return pa.table(columns, EXAMPLE_SCHEMA)
 
     def queries(self, examples_B: IntArray) -> Sequence[str]:
-        """The end of each prefix."""
+        """Return the end of each prefix."""
         return queries_of(self._chosen(examples_B), self._model.tokenizer, self.options.query_tokens)
 
     def candidates(self, examples_B: IntArray, retriever: Retriever, k: int) -> Hits:
-        """The k best passages for each example, without those that give its continuation away."""
+        """Return the k best passages for each example, without those that give its continuation away."""
         queries = self.queries(examples_B)
         return find_candidates(self._chosen(examples_B), queries, retriever, self._passages, k)
 
     def log_probs(self, examples_B: IntArray, hits: Hits, *, alone: bool = False) -> list[list[FloatArray]]:
-        """For each example, the log-probabilities (float32, T) of its continuation after each hit; with `alone`
-        those without a passage come first."""
+        """Return log-probabilities (float32, T) of continuations after each hit, first without one if `alone`."""
         before = [NO_PASSAGE] if alone else []
         numbers_of = [before + [number for number, _ in hits.of(row)] for row in range(len(hits))]
         reading = self.reading
@@ -162,20 +172,19 @@ class OnlineExamples:
         return score_candidates(self._chosen(examples_B), numbers_of, documents, Scorer(self._model))
 
     def score(self, examples_B: IntArray, hits: Hits, loss: LSROptions) -> DoubleArray:
-        """What Q is the softmax of, from each continuation after each hit (float64, B x K), padded with -inf."""
+        """Return what Q is the softmax of, for each continuation after each hit (float64, B x K; -inf is padding)."""
         scores_BK = np.full(hits.numbers_QK.shape, -np.inf)
         for row, after in enumerate(self.log_probs(examples_B, hits)):
-            totals_K = np.array([one.sum(dtype=np.float64) for one in after])
+            totals_K = np.array([log_probs.sum(dtype=np.float64) for log_probs in after])
             scores_BK[row, : len(after)] = loss.lm_scores(totals_K, self.options.continuation_tokens)
         return scores_BK
 
     def read(self, examples_B: IntArray, retriever: Retriever, k: int) -> tuple[DoubleArray, ReadCandidates]:
-        """The log-probabilities of continuations without a passage (B x T), and after what a retriever finds; without a
-        passage too if it finds none."""
+        """Return the log-probabilities without a passage (B x T), and after what a retriever finds, if anything."""
         hits = self.candidates(examples_B, retriever, k)
-        found = hits.numbers_QK.shape[1]
-        scores_BK = np.full((len(examples_B), max(1, found)), -np.inf)
-        scores_BK[:, :found] = np.where(hits.numbers_QK == NO_PASSAGE, -np.inf, hits.scores_QK)
+        width = hits.numbers_QK.shape[1]
+        scores_BK = np.full((len(examples_B), max(1, width)), -np.inf)
+        scores_BK[:, :width] = np.where(hits.numbers_QK == NO_PASSAGE, -np.inf, hits.scores_QK)
         read_BKT = np.zeros((len(examples_B), 1 + scores_BK.shape[1], self.options.continuation_tokens))
         for row, after in enumerate(self.log_probs(examples_B, hits, alone=True)):
             read_BKT[row, : len(after)] = after

@@ -56,7 +56,7 @@ class CrossEncoderLoss(ExampleLoss):
         self._prior_K = rank_prior(pairs.rank_weight, signals.width)
 
     def losses(self, examples_B: IntArray) -> torch.Tensor:
-        """Eq. 9 (B)."""
+        """Return Eq. 9 (B)."""
         there_BK = self._signals.passages_EK[examples_B] != NO_PASSAGE
         scores_P = self._scores(self._pairs(examples_B, there_BK))
         there = torch.from_numpy(there_BK).to(scores_P.device)
@@ -70,7 +70,7 @@ class CrossEncoderLoss(ExampleLoss):
         self._pair_model.save(folder)
 
     def choices(self, examples_E: IntArray) -> IntArray:
-        """The column of the candidate (int64, E) that is chosen for each example."""
+        """Return the column of the candidate (int64, E) that is chosen for each example."""
         chosen_E = np.zeros(len(examples_E), dtype=np.int64)
         for place, example in enumerate(track(examples_E.tolist(), "Choosing", len(examples_E))):
             there_K = self._signals.passages_EK[example] != NO_PASSAGE
@@ -79,7 +79,7 @@ class CrossEncoderLoss(ExampleLoss):
         return chosen_E
 
     def _pairs(self, examples_B: IntArray, there_BK: NDArray[np.bool_]) -> list[Pair]:
-        """The pairs of some examples and their candidates, row by row."""
+        """Return the pairs of some examples and their candidates, row by row."""
         pairs = []
         for example, there_K in zip(examples_B.tolist(), there_BK, strict=True):
             end = self._pair_model.end(self._prefixes[example].as_py())
@@ -88,7 +88,7 @@ class CrossEncoderLoss(ExampleLoss):
         return pairs
 
     def _scores(self, pairs: list[Pair]) -> torch.Tensor:
-        """The scores (P) of pairs; those of similar length are read together."""
+        """Return the scores (P) of pairs; those of similar length are read together."""
         groups = self._pair_model.batches(pairs, _PAIRS_A_PASS)
         scores_P = torch.cat([self._pair_model.logits([pairs[place] for place in group]) for group in groups])
         return scores_P[torch.tensor(np.argsort(np.concatenate(groups)), device=scores_P.device)]

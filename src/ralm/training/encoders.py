@@ -44,12 +44,12 @@ class QueryEncoderLoss(ExampleLoss):
         self._lm_scores_EK = options.lm_scores(signals.log_probs_EK, signals.tokens_E[:, None]).astype(np.float32)
 
     def losses(self, examples_B: IntArray) -> torch.Tensor:
-        """KL(Q to P) of each example."""
+        """Return KL(Q to P) of each example."""
         lm_scores_BK = self._lm_scores_EK[examples_B]
         return losses_of(self._scores(examples_B), lm_scores_BK, self._signals.passages_EK[examples_B], self._options)
 
     def scores(self, examples_E: IntArray) -> DoubleArray:
-        """The scores (float64, E x K) of the candidates of examples; -inf where there is none."""
+        """Return the scores (float64, E x K) of the candidates of examples; -inf where there is none."""
         parts = np.split(examples_E, range(self.at_once, len(examples_E), self.at_once))
         self.model.eval()
         with torch.no_grad():
@@ -60,7 +60,7 @@ class QueryEncoderLoss(ExampleLoss):
         self._encoder.save_query_encoder(folder)
 
     def _scores(self, examples_B: IntArray) -> torch.Tensor:
-        """The inner products (B x K) of queries and candidates; -inf where there is no candidate."""
+        """Return the inner products (B x K) of queries and candidates; -inf where there is no candidate."""
         queries_BD = self._encoder.query_tensor([self._queries[example].as_py() for example in examples_B.tolist()])
         passages_BK = self._signals.passages_EK[examples_B]
         scores_BK = inner_products(queries_BD, torch.from_numpy(self._vectors.of(passages_BK)).to(queries_BD.device))
@@ -68,7 +68,7 @@ class QueryEncoderLoss(ExampleLoss):
 
 
 def inner_products(queries_BD: torch.Tensor, vectors_BKD: torch.Tensor) -> torch.Tensor:
-    """The scores (float32, B x K) of candidates, in float32 whatever precision the encoders have."""
+    """Return the scores (float32, B x K) of candidates, in float32 whatever precision the encoders have."""
     with torch.autocast(queries_BD.device.type, enabled=False):
         return torch.einsum("bd,bkd->bk", queries_BD.float(), vectors_BKD.float())
 
@@ -76,7 +76,7 @@ def inner_products(queries_BD: torch.Tensor, vectors_BKD: torch.Tensor) -> torch
 def losses_of(
     scores_BK: torch.Tensor, lm_scores_BK: FloatArray, passages_BK: IntArray, options: LSROptions
 ) -> torch.Tensor:
-    """The loss (float32, B) of candidates with these scores, scores of the language model and numbers."""
+    """Return the loss (float32, B) of candidates with these scores, scores of the language model and numbers."""
     lm_scores = torch.from_numpy(lm_scores_BK).to(scores_BK.device)
     there_BK = torch.from_numpy(passages_BK != NO_PASSAGE).to(scores_BK.device)
     return divergence_loss(scores_BK, lm_scores, there_BK, gamma=options.gamma, beta=options.beta)
@@ -87,10 +87,7 @@ _Scored: TypeAlias = dict[int, tuple[IntArray, FloatArray]]
 
 
 class EncodersLoss(ExampleLoss):
-    """LSR (REPLUG, Eq. 6) of the encoders of queries and passages on examples that a language model scores on the way.
-
-    In memory is what the gradients of one query and its candidates need. `refresh` has the retriever that finds them.
-    """
+    """LSR (REPLUG, Eq. 6) of both encoders; only the gradients of one query and its candidates are in memory."""
 
     trainer = EncoderTrainer
 
@@ -126,7 +123,7 @@ class EncodersLoss(ExampleLoss):
             self._scored = self._held_out | self._score(np.unique(examples_B))
 
     def losses(self, examples_B: IntArray) -> torch.Tensor:
-        """KL(Q to P) of each example; 0 if it has fewer than two candidates."""
+        """Return KL(Q to P) of each example; 0 if it has fewer than two candidates."""
         return torch.stack([self._loss(example) for example in examples_B.tolist()])
 
     def save(self, folder: Path) -> None:
@@ -151,7 +148,7 @@ class EncodersLoss(ExampleLoss):
 
 
 def _module(encoder: SentenceEncoder) -> SentenceTransformer:
-    """A model with all weights that training changes, in float32."""
+    """Return a model with all weights that training changes, in float32."""
     query, passage = encoder.query_model.float(), encoder.passage_model.float()
     if passage is query:
         return query

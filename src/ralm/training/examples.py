@@ -32,8 +32,7 @@ _CHARACTERS_AROUND: Final = 400
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """A prefix x and its continuation y as token ids (int64), from a document, where y begins at token `begin`. `runs`
-    are hashes of the runs of 13 words that overlap y in the document."""
+    """A prefix x and its continuation y (int64), from token `begin` on; `runs` are hashes of 13 words that touch y."""
 
     document_id: str
     begin: int
@@ -56,39 +55,38 @@ EXAMPLE_SCHEMA: Final = pa.schema(
 
 
 def sample_examples(documents: Iterable[Document], tokenizer: Tokenizer, options: ExampleOptions) -> list[Example]:
-    """Return examples from randomly chosen sequences of the documents, in the order of the text: the same for equal
-    documents, tokenizer and options, and fewer if the text has no more; TextError if it has none."""
+    """Return examples from randomly chosen sequences of documents, in their order; TextError if there are none."""
     tokenizer = full_tokenizer(tokenizer)
     random = np.random.default_rng(options.seed)
     chosen: list[tuple[float, int, list[Example]]] = []
     """A heap of the sequences with the smallest random numbers, the largest of them first."""
-    wanted, count = options.examples, 0
+    most, count = options.examples, 0
     sequences = (sequence for document in documents for sequence in _sequences(document, tokenizer, options))
     for number, sequence in enumerate(sequences, start=1):
         key = -float(random.random())
-        if count < wanted or key > chosen[0][0]:
+        if count < most or key > chosen[0][0]:
             examples = _examples(*sequence, options, number)
             heapq.heappush(chosen, (key, number, examples))
             count += len(examples)
-            while count - len(chosen[0][2]) >= wanted:
+            while count - len(chosen[0][2]) >= most:
                 count -= len(heapq.heappop(chosen)[2])
     if not chosen:
         raise TextError(
             f"no document has {options.prefix_tokens + options.continuation_tokens} tokens, so there are no examples: "
             "lower `prefix_tokens`, or give longer documents."
         )
-    if count > wanted:
-        del chosen[0][2][wanted - count :]
-    return [one for _, _, examples in sorted(chosen, key=lambda entry: entry[1]) for one in examples]
+    if count > most:
+        del chosen[0][2][most - count :]
+    return [example for _, _, examples in sorted(chosen, key=lambda entry: entry[1]) for example in examples]
 
 
 def queries_of(examples: Sequence[Example], tokenizer: Tokenizer, query_tokens: int) -> list[str]:
-    """The end of each prefix as text."""
-    return [tokenizer.decode(one.prefix[-query_tokens:]) for one in examples]
+    """Return the end of each prefix as text."""
+    return [tokenizer.decode(example.prefix[-query_tokens:]) for example in examples]
 
 
 def text_config(sources: Sequence[str], fields: Fields | None, *, skip_bad: bool) -> dict[str, JsonValue]:
-    """What decides the documents that are read from sources."""
+    """Return what decides the documents that are read from sources."""
     fields = fields or Fields()
     return {
         "sources": [path_text(source) for source in sources],
@@ -101,7 +99,7 @@ def text_config(sources: Sequence[str], fields: Fields | None, *, skip_bad: bool
 def read_training_text(
     index: Index, sources: Sequence[str], fields: Fields | None, *, skip_bad: bool = False
 ) -> Iterator[Document]:
-    """The documents of sources, with ids as in the index, so that an example's own document is recognised there."""
+    """Read documents with ids as in the index, so that an example's own document is recognised there."""
     built_of = index.manifest.settings.get("sources")
     several = len(built_of if isinstance(built_of, list) else sources) > 1
     return read_documents(sources, fields, skip_bad=skip_bad, source_in_ids=several)
@@ -110,19 +108,19 @@ def read_training_text(
 def _sequences(
     document: Document, tokenizer: FullTokenizer, options: ExampleOptions
 ) -> Iterator[tuple[Document, int, IntArray, IntArray]]:
-    """The sequences of a document that are long enough: their first tokens, ids (int64, N) and spans (int64, N x 2)."""
+    """Yield the sequences that are long enough: their first tokens, ids (int64, N) and spans (int64, N x 2)."""
     size = options.sequence_tokens
     tokens, spans_N2 = tokenizer.encode_with_spans(document.text)
     for begin in range(0, len(tokens), size):
-        own = tokens[begin : begin + size]
-        if len(own) >= min(size, options.prefix_tokens + options.continuation_tokens):
-            yield document, begin, own, spans_N2[begin : begin + size]
+        part = tokens[begin : begin + size]
+        if len(part) >= min(size, options.prefix_tokens + options.continuation_tokens):
+            yield document, begin, part, spans_N2[begin : begin + size]
 
 
 def _examples(
     document: Document, begin: int, tokens: IntArray, spans_N2: IntArray, options: ExampleOptions, number: int
 ) -> list[Example]:
-    """Examples at consecutive places of a sequence, from a random one on: neighbours share many candidates."""
+    """Return examples at consecutive places of a sequence, from a random one on: they share many candidates."""
     length = options.continuation_tokens
     places = np.arange(options.prefix_tokens, len(tokens) - length + 1, length)
     if len(places) > options.per_sequence:
@@ -142,7 +140,7 @@ def _examples(
 
 
 def _runs(text: str, begin: int, end: int) -> Sequence[int]:
-    """Hashes of the runs of 13 words that overlap the characters from `begin` to `end`."""
+    """Return hashes of the runs of 13 words that overlap the characters from `begin` to `end`."""
     while begin and text[begin - 1].isalnum() and text[begin].isalnum():
         begin -= 1
     while end < len(text) and text[end - 1].isalnum() and text[end].isalnum():

@@ -24,8 +24,7 @@ _NO_PREFERENCE: Final = 0.01
 def held_out_gains(
     gains: Mapping[str, DoubleArray], tokens_E: IntArray, documents_E: Sequence[str]
 ) -> dict[str, Estimate]:
-    """Return the gain of each reading in nats a token by its name, with its interval over documents, from the nats that
-    it gains on each example, the tokens of the examples, and the documents that they are from."""
+    """Return the gain of each reading in nats a token, with its interval over documents, from nats by example."""
     document_E = np.unique(documents_E, return_inverse=True)[1]
     counts_U = np.bincount(document_E, tokens_E)
     return {
@@ -41,32 +40,37 @@ class ReadCandidates:
     scores_EK: DoubleArray
 
     def first_ET(self) -> DoubleArray:
-        """The log-probabilities after the candidate with the highest score."""
+        """Return the log-probabilities after the candidate with the highest score."""
         return np.take_along_axis(self.log_probs_EKT, self.scores_EK.argmax(axis=1)[:, None, None], axis=1)[:, 0]
 
     def ensemble_ET(self, temperature: float) -> DoubleArray:
-        """The log-probabilities of the ensemble of all candidates."""
+        """Return the log-probabilities of the ensemble of all candidates."""
         weights = (similarity_log_weights(scores_K, temperature) for scores_K in self.scores_EK)
         return np.stack([mix(*both) for both in zip(self.log_probs_EKT, weights, strict=True)])
 
     def best_temperature(self, count: int) -> float:
-        """The temperature at which the first examples, so many, are most likely."""
-        some = ReadCandidates(self.log_probs_EKT[:count], self.scores_EK[:count])
-        spread = float(some.scores_EK[np.isfinite(some.scores_EK)].std()) or 1.0
-        return max((spread * _TEMPERATURES).tolist(), key=lambda one: float(some.ensemble_ET(one).sum()))
+        """Return the temperature at which the first `count` examples are most likely."""
+        first = ReadCandidates(self.log_probs_EKT[:count], self.scores_EK[:count])
+        spread = float(first.scores_EK[np.isfinite(first.scores_EK)].std()) or 1.0
+        return max(
+            (spread * _TEMPERATURES).tolist(), key=lambda temperature: float(first.ensemble_ET(temperature).sum())
+        )
 
 
 def encoder_gains(
     alone_ET: DoubleArray, before: ReadCandidates, after: ReadCandidates, tokens_E: IntArray, tested: Sequence[str]
 ) -> dict[str, JsonValue] | None:
-    """Return what the passages that an encoder finds gain over no passage, before its training and after it, and the
-    change: its `first` candidate, and the `ensemble` of all. The last examples, of the documents `tested`, are tested,
-    those before them choose temperatures; None if there are none, or the tested ones are of one document."""
+    """Return what an encoder's passages, the `first` or the `ensemble`, gain over none before and after training.
+
+    The last examples, of the documents `tested`, are tested; those before choose temperatures. None if there are none
+    before, or the tested ones are of one document.
+    """
     chosen = len(tokens_E) - len(tested)
     if not chosen or len({*tested}) < 2:
         return None
-    temperatures = [one.best_temperature(chosen) for one in (before, after)]
-    ensembles = (one.ensemble_ET(temperature) for one, temperature in zip((before, after), temperatures, strict=True))
+    temperatures = [read.best_temperature(chosen) for read in (before, after)]
+    pairs = zip((before, after), temperatures, strict=True)
+    ensembles = (read.ensemble_ET(temperature) for read, temperature in pairs)
     gained: dict[str, DoubleArray] = {}
     for name, readings in {"first": (before.first_ET(), after.first_ET()), "ensemble": ensembles}.items():
         old_E, new_E = ((read_ET - alone_ET)[chosen:].sum(axis=1) for read_ET in readings)
@@ -77,8 +81,10 @@ def encoder_gains(
 def reranker_gains(
     signals: Signals, examples_E: IntArray, before_E: IntArray, chosen_E: IntArray
 ) -> dict[str, JsonValue] | None:
-    """Return what the candidates gain that are chosen (by their columns) before a training and after it (`chosen`) over
-    the `first` one, which is compared with no passage, and the `best`; None if the examples are of one document."""
+    """Return what the candidates chosen `before` a training and after it (`chosen`), by columns, gain over the `first`.
+
+    The `best` is compared with it too, and the first with no passage. None if the examples are of one document.
+    """
     documents = [signals.documents_E[example] for example in examples_E.tolist()]
     if len({*documents}) < 2:
         return None
@@ -121,7 +127,7 @@ class SignalStatistics:
 
 
 def signal_statistics(signals: Signals) -> SignalStatistics:
-    """The statistics of some signals."""
+    """Return what choosing among the candidates of signals can gain (`SignalStatistics`)."""
     there_EK = signals.passages_EK != NO_PASSAGE
     several_E, possible_E = signals.has_choice_E, signals.is_possible_E
     used_E = several_E & possible_E

@@ -8,7 +8,7 @@ import torch
 
 
 def marginal_loss(scores_BK: torch.Tensor, log_probs_BK: torch.Tensor, there_BK: torch.Tensor) -> torch.Tensor:
-    """-log sum_i p_rank(d_i) p_LM(y | d_i, x) with p_rank = softmax(scores) (In-Context RALM, Eq. 9).
+    """Return -log sum_i p_rank(d_i) p_LM(y | d_i, x) with p_rank = softmax(scores) (In-Context RALM, Eq. 9).
 
     `log_probs_BK`: log p_LM of the whole continuation y after each candidate; -inf marks a candidate after which y is
     impossible. The gradient with respect to the scores is p_rank - r with r in proportion to p_rank p_LM.
@@ -17,8 +17,7 @@ def marginal_loss(scores_BK: torch.Tensor, log_probs_BK: torch.Tensor, there_BK:
 
 
 def torch_mix(log_probs_BK: torch.Tensor, scores_BK: torch.Tensor) -> torch.Tensor:
-    """Return the log-probability of each continuation under the average with weights softmax(scores), in torch:
-    `ralm.reading.mixture.mix` (REPLUG, Eq. 2) with `similarity_log_weights`, with a gradient for the scores."""
+    """Return `ralm.reading.mixture.mix` (REPLUG, Eq. 2) with weights softmax(scores), and a gradient for these."""
     return (scores_BK + log_probs_BK).logsumexp(dim=1) - scores_BK.logsumexp(dim=1)
 
 
@@ -30,10 +29,11 @@ def divergence_loss(
     gamma: float = 0.1,
     beta: float = 0.1,
 ) -> torch.Tensor:
-    """KL(Q || P_R), the loss of LSR (REPLUG, Eq. 6), with P_R = softmax(scores / gamma), the retrieval likelihood
-    (REPLUG, Eq. 4), and Q = softmax(LM scores / beta), the likelihood of the language model (REPLUG, Eq. 5).
+    """Return KL(Q || P_R), the loss of LSR (REPLUG, Eq. 6).
 
-    `lm_scores_BK`: see `LSROptions.lm_scores`; -inf gives a candidate no weight. Q gets no gradient.
+    P_R = softmax(scores / gamma) is the retrieval likelihood (REPLUG, Eq. 4), and Q = softmax(LM scores / beta) the
+    likelihood of the language model (REPLUG, Eq. 5). `lm_scores_BK`: see `LSROptions.lm_scores`; -inf gives a candidate
+    no weight. Q gets no gradient.
     """
     log_p_BK = (_only(scores_BK, there_BK) / gamma).log_softmax(dim=1)
     log_q_BK = (_only(lm_scores_BK, there_BK).detach() / beta).log_softmax(dim=1)
@@ -42,5 +42,5 @@ def divergence_loss(
 
 
 def _only(values_BK: torch.Tensor, there_BK: torch.Tensor) -> torch.Tensor:
-    """The values in float32, with -inf where there is no candidate."""
+    """Return the values in float32, with -inf where there is no candidate."""
     return torch.where(there_BK, values_BK.float(), -torch.inf)

@@ -82,8 +82,10 @@ REPLUG: Final = TrainingOptions(steps=25_000, batch=64, learning_rate=2e-5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LSROptions(_Checked):
-    """How encoders that made the vectors of an index are trained by the loss of LSR (REPLUG, section 4), see
-    `ralm.training.losses.divergence_loss`. Raises UsageError if a value is out of range."""
+    """How encoders that made the vectors of an index are trained by the loss of LSR (REPLUG, section 4).
+
+    See `ralm.training.losses.divergence_loss`. Raises UsageError if a value is out of range.
+    """
 
     vectors: Annotated[
         str | None, Option("Begin from the encoders of the vectors of this name.", default_text="the default ones")
@@ -99,15 +101,16 @@ class LSROptions(_Checked):
     beta: Annotated[float, Option("Temperature of the language model's preference, see `semantics`.", above=True)] = 0.1
 
     def lm_scores(self, log_probs: DoubleArray, tokens: IntArray | int) -> DoubleArray:
-        """What Q is the softmax of, over beta (REPLUG, section 4.2), from the log-probabilities of continuations of so
-        many tokens. Of one that is impossible it is 0 by the paper, else -inf."""
+        """Return what Q is the softmax of, over beta (REPLUG, section 4.2); 0 or -inf if y is impossible."""
         return np.exp(log_probs) if self.semantics == "paper" else log_probs / tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrieverTrainingOptions(LSROptions):
     """How the encoders of queries and passages are trained together: the one that made the vectors, or the pair.
-    `refresh_every=None` never encodes the passages again."""
+
+    `refresh_every=None` never encodes the passages again.
+    """
 
     candidates: Annotated[int, Option("Passages retrieved for an example.", minimum=2)] = 20
     refresh_every: Annotated[
@@ -117,8 +120,10 @@ class RetrieverTrainingOptions(LSROptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEncoderOptions(LSROptions):
-    """How a query encoder is trained for passage vectors that stay as they are. `init` must be the encoder that belongs
-    to the vectors, or one that was trained for them."""
+    """How a query encoder is trained for passage vectors that stay as they are.
+
+    `init` must be the encoder that belongs to the vectors, or one that was trained for them.
+    """
 
     init: Annotated[
         str | None,
@@ -127,7 +132,7 @@ class QueryEncoderOptions(LSROptions):
 
 
 def training_extra() -> AbstractContextManager[None]:
-    """Turns a missing package of the extra `train` into MissingExtraError."""
+    """Turn a missing package of the extra `train` into MissingExtraError."""
     return extra("train", "training needs", _PACKAGES)
 
 
@@ -179,9 +184,11 @@ class CandidateOptions(_Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The outcome of a training, written to the folder `out`: `steps` were done, and the weights after `best_step` were
-    kept. `losses`: a row for each evaluation, as in losses.csv. `held_out`: what the training gained on held-out
-    documents, by `encoder_gains` or `reranker_gains` of `ralm.training.gains`; None if too few were held out."""
+    """The outcome of a training in the folder `out`: `steps` were done, and the weights after `best_step` were kept.
+
+    `losses`: a row for each evaluation, as in losses.csv. `held_out`: what the training gained on held-out documents,
+    by `encoder_gains` or `reranker_gains` of `ralm.training.gains`; None if too few were held out.
+    """
 
     out: Path
     steps: int

@@ -25,8 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Refresh(TrainerCallback):  # type: ignore[misc]
-    """Encodes the passages again every so many steps, at a checkpoint, so that a training that resumes has the weights
-    of the version. `retriever` searches the last vectors, at first those that the index has."""
+    """A callback that encodes the passages again at some checkpoints; `retriever` searches the last vectors."""
 
     def __init__(
         self, encoder: SentenceEncoder, index: Index, options: RetrieverTrainingOptions, training: TrainingOptions
@@ -58,8 +57,7 @@ class Refresh(TrainerCallback):  # type: ignore[misc]
             _logger.info("step %s: the passages were encoded again", f"{step:,}")
 
     def make_version(self, step: int) -> None:
-        """Encode all passages with the encoders as they are, unless that was done, and remove versions that no
-        checkpoint searches. Raises StorageError if the disk is full."""
+        """Encode all passages, unless that was done, and remove versions that no checkpoint searches."""
         version, chunks = self._folder(step), self._work / "encoding"
         partial = version.with_name(f"{version.name}.partial")
         if version.is_dir():
@@ -78,11 +76,11 @@ class Refresh(TrainerCallback):  # type: ignore[misc]
             shutil.rmtree(folder, ignore_errors=True)
 
     def _searched_at(self, step: int) -> int:
-        """The version that is searched at the checkpoint of a step; 0 for the vectors of the index."""
+        """Return the version that is searched at the checkpoint of a step; 0 for the vectors of the index."""
         return (step - 1) // self._every * self._every if self._every and step else 0
 
     def _open(self, version: int) -> Dense:
-        """The retriever over a version."""
+        """Return the retriever over a version."""
         file = self._folder(version) / VECTORS
         return Dense(open_vectors(file, file, len(self._index.passages)), self._encoder)
 

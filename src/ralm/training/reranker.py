@@ -1,5 +1,7 @@
-"""Training the predictive reranker: a cross-encoder that learns from signals which passage helps (In-Context RALM, Ram
-et al., 2023, section 6.2 and Eq. 9). Importing this module does not import torch."""
+"""Training the predictive reranker: a cross-encoder that learns from signals which passage helps.
+
+In-Context RALM, Ram et al., 2023, section 6.2 and Eq. 9. Importing this module does not import torch.
+"""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,14 +35,25 @@ def train_reranker(
     index: Index | Path | str | None = None,
     force: bool = False,
 ) -> TrainedReranker:
-    """Train a cross-encoder on signals, from the language model, encoder or cross-encoder `init` (hub name or folder).
+    """Train a cross-encoder on signals, and write it into a folder.
 
-    A language model reads the passage before the prefix, and gets a head that scores its last token. The folder `out`
-    loads with `load_cross_encoder` and sentence-transformers. `index` is the one that the signals were measured with;
-    None is the folder that they name. A killed training resumes when this is called again with the same arguments.
+    The folder loads with `load_cross_encoder` and sentence-transformers. A killed training resumes when this is called
+    again with the same arguments.
 
-    Raises UsageError if the index is another one, or too few examples have two candidates; ModelError if `init` cannot
-    be loaded; and what `train_retriever` raises of the extra, folders, losses and disks.
+    Args:
+        signals: Signals, or their folder.
+        out: Folder of the cross-encoder.
+        init: Hub name or folder of the language model, encoder or cross-encoder to begin from. A language model reads
+            the passage before the prefix, and gets a head that scores its last token.
+        options: How it is trained.
+        reading: How it reads pairs.
+        index: Index that the signals were measured with; None is the folder that they name.
+        force: Replace a cross-encoder that is there.
+
+    Raises:
+        UsageError: If the index is another one, or too few examples have two candidates.
+        ModelError: If `init` cannot be loaded. `train_retriever` raises others, of the extra, folders, losses and
+            disks.
     """
     options, reading = options or TrainingOptions(), reading or RerankerOptions()
     signals = signals if isinstance(signals, Signals) else open_signals(signals)

@@ -1,5 +1,8 @@
-"""LM-supervised retrieval (REPLUG, section 4): trains a query encoder on signals, for an index that stays as it is, or
-the encoders of queries and passages together, as in the paper. Importing this module does not import torch."""
+"""LM-supervised retrieval (REPLUG, section 4), without importing torch at once.
+
+It trains a query encoder on signals, for an index that stays as it is, or the encoders of queries and passages
+together, as in the paper.
+"""
 
 import warnings
 from dataclasses import asdict, replace
@@ -48,13 +51,22 @@ def train_query_encoder(
 ) -> Trained:
     """Train the query encoder of an index on signals, to vectors of passages that stay as they are.
 
-    The folder `out` loads with sentence-transformers and as `query_encoder` of the index. `index` is the one that the
-    signals were measured with; None is the folder that they name. A killed training resumes when this is called again
-    with the same arguments. Warns if the candidates of the signals are those of another retriever, such as BM25: then
-    nothing teaches the encoder what it should not find.
+    The folder `out` loads with sentence-transformers and as `query_encoder` of the index. A killed training resumes
+    when this is called again with the same arguments. Warns if the candidates of the signals are those of another
+    retriever, such as BM25: then nothing teaches the encoder what it should not find.
 
-    Raises UsageError if the index is another one, or too few examples have two candidates; FolderError if `init` does
-    not belong to the vectors; and what `train_retriever` raises of the extra, vectors, folders, losses and disks.
+    Args:
+        signals: Signals, or their folder.
+        out: Folder of the encoder.
+        options: The vectors, the encoder to begin from, and the loss.
+        training: How it is trained.
+        index: Index that the signals were measured with; None is the folder that they name.
+        force: Replace an encoder that is there.
+
+    Raises:
+        UsageError: If the index is another one, or too few examples have two candidates.
+        FolderError: If `init` does not belong to the vectors. `train_retriever` raises others, of the extra, vectors,
+            folders, losses and disks.
     """
     options = options or QueryEncoderOptions()
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
@@ -115,17 +127,29 @@ def train_retriever(
     *,
     force: bool = False,
 ) -> Trained:
-    """Train the encoders of an index on examples that a language model scores on the way, and write their folder. Then
-    encode the passages of the index with them, as a set of vectors that is not the default.
+    """Train the encoders of an index, write their folder, and encode the passages with them as a set of vectors.
 
-    The folder loads with sentence-transformers. Of a pair of encoders, it is that of queries, and `passages` in it that
-    of passages. A killed training resumes when this is called again with the same arguments, without `force` also if it
-    was killed while it made the new vectors.
+    A language model scores the examples on the way. The set is not the default. The folder loads with
+    sentence-transformers; of a pair of encoders, it is that of queries, and `passages` in it that of passages. A killed
+    training resumes when this is called again with the same arguments, without `force` also if it was killed while it
+    made the new vectors.
 
-    Raises MissingExtraError without the extra `train`; UsageError if the index has no vectors, or a training with other
-    settings was begun there; FolderError if other encoders made the vectors; FolderExistsError if `out` exists without
-    `force`, another training writes it, or the index has vectors of the new name; ModelError if a loss is not finite
-    (the last checkpoint stays); StorageError if the disk is full.
+    Args:
+        examples: Training examples.
+        index: Index whose encoders are trained, or its folder.
+        out: Folder of the encoders; its name is that of the new vectors.
+        options: The vectors to begin from, the candidates, and the loss.
+        training: How they are trained.
+        force: Replace encoders and vectors that are there.
+
+    Raises:
+        MissingExtraError: If the extra `train` is not installed.
+        UsageError: If the index has no vectors, or a training with other settings was begun there.
+        FolderError: If other encoders made the vectors.
+        FolderExistsError: If `out` exists without `force`, another training writes it, or the index has vectors of the
+            new name.
+        ModelError: If a loss is not finite; the last checkpoint stays.
+        StorageError: If the disk is full.
     """
     options = options or RetrieverTrainingOptions()
     index = index if isinstance(index, Index) else open_index(index)
@@ -148,11 +172,11 @@ def train_retriever(
     with own_randomness(training.seed):
         encoder = SentenceEncoder(named, device=training.device)
         refresh = Refresh(encoder, index, options, training)
-        encoded_by, own = chosen.passage_fingerprint, encoder.config["passage_fingerprint"]
-        if encoded_by not in (None, own):
+        encoded_by, loaded = chosen.passage_fingerprint, encoder.config["passage_fingerprint"]
+        if encoded_by not in (None, loaded):
             raise FolderError(
                 f"the passages of {index.path} were encoded by other weights ({encoded_by}) than those of the encoder "
-                f"that it names now ({own}); encode them again (`ralm encode`)."
+                f"that it names now ({loaded}); encode them again (`ralm encode`)."
             )
         config = _config(index, chosen, encoder, training, options) | {"examples": examples.config}
         trained = None if force else read_trained(Path(out), ENCODER_KIND, config)
@@ -169,7 +193,9 @@ def train_retriever(
             index.dense(vectors=options.vectors, encoder=load_encoder(named, device=training.device)),
             open_index(index.path).dense(vectors=name, encoder=tuned()),
         )
-        (alone_ET, before), (_, after) = (examples.read(read_E, one, options.candidates) for one in searched)
+        (alone_ET, before), (_, after) = (
+            examples.read(read_E, retriever, options.candidates) for retriever in searched
+        )
         tested = [examples.documents_E[example] for example in tested_E.tolist()]
         gains = encoder_gains(alone_ET, before, after, np.full(len(read_E), alone_ET.shape[1]), tested)
     return replace(trained, held_out=gains)
@@ -178,7 +204,7 @@ def train_retriever(
 def _config(
     index: Index, chosen: VectorSet, encoder: "SentenceEncoder", training: TrainingOptions, options: LSROptions
 ) -> dict[str, Any]:
-    """What decides the weights of both kinds of training."""
+    """Return what decides the weights of both kinds of training."""
     return {
         "index": index.fingerprint,
         "vectors": chosen.fingerprint,

@@ -83,11 +83,7 @@ def train(
         )
     with resume.unfinished_run(out, config, force=force) as work:
         state = _run(loss, work, training_E, held_out_E, options)
-        settings: dict[str, JsonValue] = {
-            "config": config,
-            "results": results(),
-            "environment": environment(),
-        }
+        settings: dict[str, JsonValue] = {"config": config, "results": results(), "environment": environment()}
         with new_folder(out, kind=kind, force=force) as folder:
             loss.save(folder)
             pyarrow.csv.write_csv(_losses(state.log_history), folder / LOSSES)
@@ -97,7 +93,7 @@ def train(
 
 
 def read_trained(out: Path, kind: FolderKind, config: dict[str, JsonValue]) -> Trained | None:
-    """The outcome of a training with this `config` that wrote this folder; None if it is missing, damaged or other."""
+    """Return the outcome of a training with this `config` in a folder; None if it is missing, damaged or other."""
     with suppress(FolderError):
         manifest = read_manifest(out, kind=kind)
         if to_json(manifest.settings["config"]) == to_json(config):
@@ -113,7 +109,7 @@ def _outcome(out: Path, manifest: Manifest) -> Trained:
 
 
 def _losses(log: Sequence[dict[str, Any]]) -> pa.Table:
-    """The table `LOSSES` from the log of a trainer."""
+    """Return the table `LOSSES` from the log of a trainer."""
     rows: dict[int, dict[str, Any]] = {}
     for entry in log:
         if entry.keys() & _COLUMNS:
@@ -125,8 +121,7 @@ def _losses(log: Sequence[dict[str, Any]]) -> pa.Table:
 def _run(
     loss: ExampleLoss, work: Path, training_E: IntArray, held_out_E: IntArray, options: TrainingOptions
 ) -> TrainerState:
-    """Train in a work folder, and load the best weights; returns the state of the trainer. Raises ModelError if a loss
-    or a gradient is not finite."""
+    """Train in a work folder, and load the best weights; return the state. ModelError if a loss is not finite."""
     model, stopped = loss.model, latest_state(work)
     first = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     begun = stopped.global_step
@@ -226,7 +221,7 @@ def _in_order(dataset: Dataset, batch_size: int, drop_last: bool, **_: Any) -> D
 
 
 def reading_order(examples_E: IntArray, count: int, seed: int) -> IntArray:
-    """The examples of all steps, so many: all in random order, then all again in another order."""
+    """Return the examples of all steps, so many: all in random order, then all again in another order."""
     rounds = range(-(-count // len(examples_E)))
     orders = [np.random.default_rng([seed, 1, number]).permutation(examples_E) for number in rounds]
     return np.concatenate(orders)[:count]

@@ -19,18 +19,10 @@ from ralm.runs.run import environment
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import check_output, new_folder
 from ralm.terminal import no_progress, path_text, progress_bar
+from ralm.training import signals
 from ralm.training.candidates import OnlineExamples
 from ralm.training.examples import EXAMPLE_SCHEMA
 from ralm.training.options import CandidateOptions, ExampleOptions
-from ralm.training.signals import (
-    CANDIDATE_SCHEMA,
-    CANDIDATES,
-    EXAMPLES,
-    INDEX_PATH,
-    SIGNALS_KIND,
-    Signals,
-    open_signals,
-)
 from ralm.validation import config_of
 
 _PART: Final = 128
@@ -49,15 +41,30 @@ def make_signals(
     fields: Fields | None = None,
     skip_bad: bool = False,
     force: bool = False,
-) -> Signals:
-    """Sample examples from training text, measure their candidates with `model`, and write the folder `out`.
+) -> signals.Signals:
+    """Sample examples from training text, measure their candidates with a language model, and write a folder.
 
-    `retriever` finds candidates among the passages of the index, by default its BM25. If this is killed, call it again
-    with the same arguments to resume. Raises FolderExistsError if `out` exists and `force` is not set, UsageError if
-    signals with other settings were begun there, and what `OnlineExamples`, the retriever and the model raise.
+    If this is killed, call it again with the same arguments to resume.
+
+    Args:
+        out: Folder of the signals.
+        sources: Training text: files, folders, URLs or data sets.
+        index: Index of the candidates, or its folder.
+        model: Language model that measures.
+        options: How examples are sampled.
+        candidates: How many candidates an example has, and how they are read.
+        retriever: Finds candidates among the passages of the index; None is its BM25.
+        fields: Fields of the records of sources.
+        skip_bad: Skip records that cannot be read.
+        force: Replace signals that are there.
+
+    Raises:
+        FolderExistsError: If `out` exists without `force`.
+        UsageError: If signals with other settings were begun there. `OnlineExamples`, the retriever and the model raise
+            others.
     """
     out = Path(out)
-    check_output(out, kind=SIGNALS_KIND, force=force)
+    check_output(out, kind=signals.SIGNALS_KIND, force=force)
     index = index if isinstance(index, Index) else open_index(index)
     retriever = retriever or open_retriever(index)
     examples = OnlineExamples(sources, index, model, options, candidates, fields=fields, skip_bad=skip_bad)
@@ -65,12 +72,12 @@ def make_signals(
     with (
         unfinished_run(out, config, force=force) as work,
         unfinished_store(work, "parts") as parts,
-        new_folder(out, kind=SIGNALS_KIND, force=force) as folder,
-        pq.ParquetWriter(folder / EXAMPLES, EXAMPLE_SCHEMA, compression="zstd") as writer,
+        new_folder(out, kind=signals.SIGNALS_KIND, force=force) as folder,
+        pq.ParquetWriter(folder / signals.EXAMPLES, EXAMPLE_SCHEMA, compression="zstd") as writer,
         progress_bar("Measuring", total=len(examples)) as advance,
         no_progress(),
     ):
-        (folder / CANDIDATES).mkdir()
+        (folder / signals.CANDIDATES).mkdir()
         for number, begin in enumerate(range(0, len(examples), _PART)):
             part_B = np.arange(begin, min(begin + _PART, len(examples)))
             writer.write_table(examples.table(part_B))
@@ -79,24 +86,24 @@ def make_signals(
             if not stored:
                 stored[key] = _candidate_file(examples, part_B, retriever)
                 parts.put(stored.items())
-            (folder / CANDIDATES / f"{number:05}.parquet").write_bytes(stored[key])
+            (folder / signals.CANDIDATES / f"{number:05}.parquet").write_bytes(stored[key])
             advance(len(part_B))
         writer.close()
         settings: dict[str, JsonValue] = {
-            "config": {**config, INDEX_PATH: path_text(index.path.resolve())},
+            "config": {**config, signals.INDEX_PATH: path_text(index.path.resolve())},
             "environment": environment(),
         }
-        write_manifest(folder, kind=SIGNALS_KIND, settings=settings, counts={"examples": len(examples)})
-    return open_signals(out)
+        write_manifest(folder, kind=signals.SIGNALS_KIND, settings=settings, counts={"examples": len(examples)})
+    return signals.open_signals(out)
 
 
 def _candidate_file(examples: OnlineExamples, part_B: IntArray, retriever: Retriever) -> bytes:
-    """The candidates of a part and the log-probabilities after them, as a file of `CANDIDATES`."""
+    """Return the candidates of a part and the log-probabilities after them, as a file of `CANDIDATES`."""
     hits = examples.candidates(part_B, retriever, examples.reading.candidates)
     rows = []
     for row, after in enumerate(examples.log_probs(part_B, hits, alone=True)):
         for hit, log_probs in zip([(None, None), *hits.of(row)], after, strict=True):
             rows.append((part_B[row], *hit, log_probs))
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table([*zip(*rows, strict=True)], CANDIDATE_SCHEMA), sink, compression="zstd")
+    pq.write_table(pa.table([*zip(*rows, strict=True)], signals.CANDIDATE_SCHEMA), sink, compression="zstd")
     return bytes(sink.getvalue())

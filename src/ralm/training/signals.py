@@ -71,12 +71,12 @@ class Signals:
 
     @property
     def width(self) -> int:
-        """K: the most candidates of an example, at least 1."""
+        """Return K: the most candidates of an example, at least 1."""
         return self.passages_EK.shape[1]
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of all files and figures, also of those that were changed after reading."""
+        """Return a short hash of all files and figures, also of those that were changed after reading."""
         digest = hashlib.sha256("\0".join([str(sorted(self.manifest.files.items())), *self.documents_E]).encode())
         for figures in (self.tokens_E, self.passages_EK, self.log_probs_EK, self.baseline_E):
             digest.update(np.ascontiguousarray(figures).tobytes())
@@ -84,23 +84,23 @@ class Signals:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What decided the figures: index, retriever, language model, options and texts."""
+        """Return what decided the figures: index, retriever, language model, options and texts."""
         config = self.manifest.settings.get("config")
         return config if isinstance(config, dict) else {}
 
     @property
     def has_choice_E(self) -> NDArray[np.bool_]:
-        """Which examples have two candidates or more (bool, E)."""
+        """Return which examples have two candidates or more (bool, E)."""
         return (self.passages_EK != NO_PASSAGE).sum(axis=1) > 1
 
     @property
     def is_possible_E(self) -> NDArray[np.bool_]:
-        """Which continuations the language model finds possible after every candidate and without any (bool, E)."""
+        """Return which continuations are possible to the language model after all candidates and alone (bool, E)."""
         there_EK = self.passages_EK != NO_PASSAGE
         return ~(np.isneginf(np.where(there_EK, self.log_probs_EK, 0)).any(axis=1) | np.isneginf(self.baseline_E))
 
     def texts(self, column: TextColumn) -> pa.ChunkedArray:
-        """A column of texts, a string for each example. Raises DamagedFolderError if it cannot be read."""
+        """Return a column of texts, a string for each example; DamagedFolderError if it cannot be read."""
         with damage_errors(self.path, _REMEDY):
             return pq.read_table(self.path / EXAMPLES, columns=[column]).column(column)
 
@@ -125,7 +125,7 @@ def split_documents(documents_E: Sequence[str], held_out: float, seed: int) -> t
 
 
 def _numbers(documents_E: Sequence[str]) -> IntArray:
-    """The number of the document of each example, in the order of their first examples."""
+    """Return the number of the document of each example, in the order of their first examples."""
     return pa.array(documents_E, pa.string()).dictionary_encode().indices.to_numpy().astype(np.int64)
 
 
@@ -141,7 +141,12 @@ def is_signals(path: Path) -> bool:
 
 
 def open_signals(path: Path | str) -> Signals:
-    """Read a folder of signals; FolderError or DamagedFolderError if it is none, or not whole."""
+    """Read a folder of signals.
+
+    Raises:
+        FolderError: If it is none.
+        DamagedFolderError: If it is not whole.
+    """
     return open_consistently(Path(path), partial(_open, Path(path)))
 
 
@@ -166,8 +171,7 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
 
 
 def split_with_choice(signals: Signals, options: TrainingOptions, most_tested: int = 0) -> tuple[IntArray, ...]:
-    """Return what `split_for_training` gives, without examples of fewer than two candidates, and those with a
-    log-probability of -inf. Raises UsageError if too few are left."""
+    """Return what `split_for_training` gives, of examples with two candidates and finite log-probabilities."""
     used_E = np.flatnonzero(signals.has_choice_E & signals.is_possible_E)
     what = (
         f"of the {len(signals):,} examples in {signals.path} only {len(used_E):,} have two candidates or more "
@@ -185,9 +189,11 @@ def split_for_training(
     what: str = "there are too few examples",
     most_tested: int = 0,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the examples to train with, those that say when to stop and choose temperatures, and those that say what
-    was gained: whole documents, and at most `evaluated` examples, or of the last ones `most_tested` if that is more.
-    Raises UsageError if some of fewer than ten documents are to be held out."""
+    """Return the examples to train with, to choose by (when to stop, temperatures), and to test on: whole documents.
+
+    Those to choose by are at most `evaluated`, those to test on also `most_tested` if that is more. Raises UsageError
+    if some of fewer than ten documents are to be held out.
+    """
     count = len({*documents_E})
     if options.held_out > 0 and count < _FEWEST_DOCUMENTS:
         raise UsageError(
@@ -206,8 +212,7 @@ def split_for_training(
 
 
 def spread(examples_E: IntArray, documents_E: Sequence[str], max_count: int) -> IntArray:
-    """At most `max_count` of the examples, rising: one of each document, then a second one of each, and so on.
-    `documents_E` are the documents of all examples."""
+    """Return at most `max_count` examples, rising: one of each document, a second of each, and so on."""
     shuffled_E = np.random.default_rng(0).permutation(examples_E)
     document_E = _numbers([documents_E[example] for example in shuffled_E.tolist()])
     sizes_D = np.bincount(document_E)

@@ -50,21 +50,20 @@ class ExampleLoss(torch.nn.Module, ABC):
 
     @abstractmethod
     def losses(self, examples_B: IntArray) -> torch.Tensor:
-        """The loss (float32, B) of each example. Only in a step may it depend on random numbers, which are torch's."""
+        """Return the loss (float32, B) of each example; only in a step may it depend on torch's random numbers."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the trained model into a new folder."""
 
     def begin(self, work: Path, held_out_E: IntArray, step: int) -> None:
-        """Prepare a training that begins, or resumes after this step, and keeps what it needs in the folder `work`. The
-        weights are still those that the training began with."""
+        """Prepare a training that begins, or resumes after this step, in the folder `work`, before weights change."""
 
     def begin_step(self, examples_B: IntArray) -> None:
         """Prepare a step on a whole batch."""
 
     def forward(self, _features: object, examples_B: torch.Tensor, **_unused: object) -> torch.Tensor:
-        """The mean loss of examples. Raises NotFiniteError with the first one whose loss is not finite."""
+        """Return the mean loss of examples; NotFiniteError with the first one whose loss is not finite."""
         losses_B = self.losses(examples_B.cpu().numpy()).float()
         finite = losses_B.detach().isfinite().tolist()
         if not all(finite):
@@ -73,7 +72,7 @@ class ExampleLoss(torch.nn.Module, ABC):
         return losses_B.mean()
 
     def describe(self, example: int) -> str:
-        """The name of an example in messages."""
+        """Return the name of an example in messages."""
         return f"example {example} (document {self.documents_E[example]!r})"
 
 
@@ -105,7 +104,7 @@ class _ExampleTrainer:
         return stack
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint. Raises StorageError if torch cannot write it."""
+        """Write a checkpoint; StorageError if torch cannot write it."""
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
         except RuntimeError as error:
@@ -134,16 +133,15 @@ class _ExampleTrainer:
 
 
 class EncoderTrainer(_ExampleTrainer, SentenceTransformerTrainer):  # type: ignore[misc]
-    """Trains encoders."""
+    """The trainer of encoders."""
 
 
 class RerankerTrainer(_ExampleTrainer, CrossEncoderTrainer):  # type: ignore[misc]
-    """Trains cross-encoders."""
+    """The trainer of cross-encoders."""
 
 
 class Steps(TrainerCallback):  # type: ignore[misc]
-    """Follows the steps of a training, at most `budget` minutes (0: no limit): the loss prepares each batch, and no
-    gradient is applied that is not finite."""
+    """A callback for at most `budget` minutes (0: no limit), which prepares each batch and checks gradients."""
 
     def __init__(self, loss: ExampleLoss, batches_SB: IntArray, advance: Advance, budget: float) -> None:
         self.loss = loss
@@ -170,8 +168,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
             raise NotFiniteError(f"the gradient of a batch of {len(batch_B)} that begins with {first} is not finite")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """End the training when the time is over. Record the losses of the last steps too, which not every version of
-        transformers does."""
+        """End the training when the time is over; record the last losses, which not every transformers does."""
         self._advance()
         self.is_out_of_time = state.global_step < state.max_steps and monotonic() >= self._end
         if self.is_out_of_time:
@@ -187,12 +184,12 @@ class Steps(TrainerCallback):  # type: ignore[misc]
 
 
 def checkpoint_folder(work: Path, step: int) -> Path:
-    """The folder of the checkpoint after a step."""
+    """Return the folder of the checkpoint after a step."""
     return work / f"checkpoint-{step}"
 
 
 def latest_state(work: Path) -> TrainerState:
-    """The state of the trainer at the last checkpoint; a new one if there is none."""
+    """Return the state of the trainer at the last checkpoint; a new one if there is none."""
     for step in sorted((int(folder.name.partition("-")[2]) for folder in work.glob("checkpoint-*")), reverse=True):
         folder = checkpoint_folder(work, step)
         with suppress(OSError, ValueError):

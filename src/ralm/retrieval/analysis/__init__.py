@@ -27,10 +27,9 @@ more."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """How texts become index terms; passages and queries must be analysed in the same way.
+    """How texts become index terms, by the `name` for users and the `recorded` one in indexes.
 
-    `name`: the name for users. `recorded`: the name in indexes and in the configuration of retrievers; it changes
-    whenever the terms of any text change.
+    The recorded name changes whenever the terms of any text change.
     """
 
     name: str
@@ -38,13 +37,13 @@ class Analysis:
 
     @property
     def stemmer(self) -> str | None:
-        """The name and version of the installed stemming library, if its versions differ in terms."""
+        """Return the name and version of the installed stemming library, if its versions differ in terms."""
         from importlib.metadata import version
 
         return f"PyStemmer {version('PyStemmer')}" if self.name.removeprefix(LUCENE) in LANGUAGES else None
 
     def prepare(self) -> TermsOfRun:
-        """The function that returns the terms of a run, which only one thread may use."""
+        """Return the function that returns the terms of a run, which only one thread may use."""
         from ralm.retrieval.analysis.analysers import terms_of_run
 
         return terms_of_run(self.name)
@@ -57,19 +56,18 @@ class Analysis:
 
 
 class Analyser:
-    """Turns texts into index terms. Words contain no white space, so each run of characters without white space is
-    analysed once and cached; most runs of a text are repeated."""
+    """A function that turns texts into index terms; the terms of most runs without white space are cached."""
 
     def __init__(self, analysis: Analysis) -> None:
         self._cache: dict[str, tuple[str, ...]] = {}
         self._terms_of_run = analysis.prepare()
 
     def __call__(self, text: str) -> list[str]:
-        """The index terms of a text, in order."""
+        """Return the index terms of a text, in order."""
         return [term for run in text.split() for term in self._run(run)]
 
     def _run(self, run: str) -> tuple[str, ...]:
-        """The terms of a run of characters without white space; cached."""
+        """Return the terms of a run of characters without white space; cached."""
         terms = self._cache.get(run)
         if terms is None:
             terms = self._terms_of_run(run)
@@ -93,23 +91,20 @@ _ANALYSES: Final = (
 
 
 def analysis_by_name(name: str) -> Analysis:
-    """Return the analyser with this name; `lucene` is `lucene-english`.
-
-    Raises UsageError if there is none.
-    """
-    known = f"{LUCENE}english" if name == "lucene" else name
-    found = next((analysis for analysis in _ANALYSES if analysis.name == known), None)
-    if found is None:
+    """Return the analyser with this name, `lucene` being `lucene-english`; UsageError if there is none."""
+    full_name = f"{LUCENE}english" if name == "lucene" else name
+    analysis = next((analysis for analysis in _ANALYSES if analysis.name == full_name), None)
+    if analysis is None:
         raise UsageError(
             f"`analyser` must be one of {', '.join(_NAMES)}, or one of them as in Lucene, such as {LUCENE}english, not "
             f"{name!r}."
         )
-    return found
+    return analysis
 
 
 ENGLISH: Final = analysis_by_name("english")
 
 
 def analysis_as_recorded(recorded: str) -> Analysis | None:
-    """The analyser that indexes record under this name; None if this version of ralm has none."""
+    """Return the analyser that indexes record under this name; None if this version of ralm has none."""
     return next((analysis for analysis in _ANALYSES if analysis.recorded == recorded), None)

@@ -1,5 +1,4 @@
-"""The analysers: Lucene's StandardAnalyzer, EnglishAnalyzer and CJKAnalyzer, and one for each language that Snowball
-has a stemmer for.
+"""The analysers: Lucene's StandardAnalyzer, EnglishAnalyzer and CJKAnalyzer, and one for each language of Snowball.
 
 Each splits a text into words by the Unicode standard (UAX #29), as Lucene's StandardTokenizer does, and lower-cases
 them. English also removes possessives and 33 stop words and applies the original Porter stemmer. CJK replaces
@@ -40,16 +39,17 @@ _PICTOGRAPHS: Final = (
 texts have, such as the flat sign of music."""
 
 
-def _ascii_words() -> re.Pattern[str]:
-    """UAX #29 on ASCII: letters, digits and underscores run together; . : ' join letters, and . , ; ' join digits."""
-    return re.compile(
-        r"_*+[A-Za-z0-9]\w*+(?:(?:(?<=[A-Za-z])[.:'](?=[A-Za-z])|(?<=[0-9])[.,;'](?=[0-9]))\w++)*+", re.ASCII
-    )
+_ASCII_WORDS: Final = re.compile(
+    r"_*+[A-Za-z0-9]\w*+(?:(?:(?<=[A-Za-z])[.:'](?=[A-Za-z])|(?<=[0-9])[.,;'](?=[0-9]))\w++)*+", re.ASCII
+)
+"""UAX #29 on ASCII: letters, digits and underscores run together; . : ' join letters, and . , ; ' join digits."""
+_ASCII_MARKS: Final = punctuation.replace("_", "")
+"""What no word begins or ends with."""
 
 
 @cache
 def _unicode_words() -> "regex.Pattern[str]":
-    """UAX #29 as StandardTokenizer's grammar states it; a Han or Hiragana character is a word of its own."""
+    """Return UAX #29 as StandardTokenizer's grammar states it; a Han or Hiragana character is a word of its own."""
     extend = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
     kinds = {
         "letter": r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]",
@@ -79,11 +79,6 @@ def _unicode_words() -> "regex.Pattern[str]":
     return compiled(f"{keycap}|{pattern}")
 
 
-_ASCII_WORDS: Final = _ascii_words()
-_ASCII_MARKS: Final = punctuation.replace("_", "")
-"""What no word begins or ends with."""
-
-
 def terms_of_run(name: str) -> TermsOfRun:
     """Return a function that returns the terms of a run of characters without white space, by the analyser's name."""
     exact = _terms_as_in_lucene(name.removeprefix(LUCENE))
@@ -94,10 +89,10 @@ def _terms_of_plain(terms: TermsOfRun, run: str) -> tuple[str, ...]:
     """Return the terms of a run as plain text; characters of dense scripts are paired with their neighbours."""
     if run.isascii():
         return terms(run)
-    found: list[str] = []
+    plain_terms: list[str] = []
     for _, part, dense in split_dense(plain_text(run)):
-        found += _pairs([character[0] for character in characters(part)]) if dense else terms(part)
-    return tuple(found)
+        plain_terms += _pairs([character[0] for character in characters(part)]) if dense else terms(part)
+    return tuple(plain_terms)
 
 
 def _terms_as_in_lucene(name: str) -> TermsOfRun:
@@ -114,21 +109,20 @@ def _terms_as_in_lucene(name: str) -> TermsOfRun:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, unchanged."""
+    """Return the words of a text, unchanged."""
     if not text.isascii():
-        found = _unicode_words().findall(text)
+        matches = _unicode_words().findall(text)
     elif (core := text.strip(_ASCII_MARKS)).isalnum():  # as most are; the pattern takes ten times as long
-        found = [core]
+        matches = [core]
     else:
-        found = _ASCII_WORDS.findall(text)
-    if len(text) <= _MAX_WORD or all(len(word) <= _MAX_WORD for word in found):
-        return found
-    return [piece for word in found for piece in _pieces(word)]
+        matches = _ASCII_WORDS.findall(text)
+    if len(text) <= _MAX_WORD or all(len(word) <= _MAX_WORD for word in matches):
+        return matches
+    return [piece for word in matches for piece in _pieces(word)]
 
 
 class PlacedWord(NamedTuple):
-    """A word that an analyser finds in a text, from character `begin` to `end`, and whether it follows the word before
-    without a space; two such words may be a term together."""
+    """A word of a text, its bounds, and whether it follows the one before without a space, so both may be a term."""
 
     begin: int
     end: int
@@ -145,33 +139,34 @@ def placed_words(name: str, text: str) -> Iterator[PlacedWord]:
     pieces = [(0, plain, False)] if exact else split_dense(plain)
     last = 0
     for first, piece, dense in pieces:
-        for begin, word in ((one.start(), one[0]) for one in characters(piece)) if dense else _placed(piece):
+        marked = ((character.start(), character[0]) for character in characters(piece)) if dense else _placed(piece)
+        for begin, word in marked:
             place, end = first + begin, first + begin + len(word)
             yield PlacedWord(part_of[place].begin, part_of[end - 1].end, word, place == last)
             last = end
 
 
 def _placed(text: str) -> Iterator[tuple[int, str]]:
-    """The words of a text, each after the position of its first character."""
-    for found in (_ASCII_WORDS if text.isascii() else _unicode_words()).finditer(text):
-        begin = found.start()
-        for piece in _pieces(found.group()):
+    """Yield the words of a text, each after the position of its first character."""
+    for match in (_ASCII_WORDS if text.isascii() else _unicode_words()).finditer(text):
+        begin = match.start()
+        for piece in _pieces(match.group()):
             yield begin, piece
             begin += len(piece)
 
 
 def _standard_terms(run: str) -> tuple[str, ...]:
-    """The terms of Lucene's StandardAnalyzer: lower-cased words."""
+    """Return the terms of Lucene's StandardAnalyzer: lower-cased words."""
     return tuple([lower_case(word) for word in words(run)])
 
 
 def lower_case(word: str) -> str:
-    """Lower-case character by character, as Java does: no final sigma, and a dotted capital I becomes a plain i."""
+    """Lower-case by character, as Java does: no final sigma, and a dotted capital I becomes a plain i."""
     return word.lower() if word.isascii() else word.replace("\u0130", "i").replace("\u03a3", "\u03c3").lower()
 
 
 def _pieces(word: str) -> list[str]:
-    """A word, cut into pieces of at most `_MAX_WORD` UTF-16 units if it is longer."""
+    """Return a word, cut into pieces of at most `_MAX_WORD` UTF-16 units if it is longer."""
     if 2 * len(word) <= _MAX_WORD:
         return [word]
     units = word.encode("utf-16-le", "surrogatepass")
@@ -187,29 +182,27 @@ _APOSTROPHES: Final = "'\u2019\uff07"
 
 
 def _english_terms() -> TermsOfRun:
-    """Returns a function that returns the terms of a run; stop words have none."""
+    """Return a function that returns the terms of a run; stop words have none."""
     porter: Callable[[str], str] = Stemmer.Stemmer("porter", 0).stemWord
 
     def terms(run: str) -> tuple[str, ...]:
-        found = []
+        stems = []
         for word in words(run):
             plain = lower_case(_without_possessive(word))
             if plain and plain not in _STOP_WORDS:
-                found.append(_stem(plain, porter))
-        return tuple(found)
+                stems.append(_stem(plain, porter))
+        return tuple(stems)
 
     return terms
 
 
 def _without_possessive(word: str) -> str:
-    """The word without a final possessive 's."""
+    """Return the word without a final possessive 's."""
     return word[:-2] if len(word) >= 2 and word[-1] in "sS" and word[-2] in _APOSTROPHES else word
 
 
 def _stem(word: str, porter: Callable[[str], str]) -> str:
-    """Porter's stemmer as in Lucene. Words of one or two letters stay unchanged. The stemming library follows
-    Porter's paper to the letter, so the two rules of step 2 that Porter added in his own later program are added
-    here: BLI -> BLE, LOGI -> LOG."""
+    """Stem by Porter as in Lucene, with two rules that the library lacks: BLI -> BLE and LOGI -> LOG in step 2."""
     if len(word) <= 2:
         return word
     stem = porter(word)
@@ -221,7 +214,7 @@ def _stem(word: str, porter: Callable[[str], str]) -> str:
 
 
 def _has_measure(stem: str) -> bool:
-    """Whether Porter's measure m is above 0, that is, whether some consonant follows a vowel."""
+    """Return whether Porter's measure m is above 0: whether some consonant follows a vowel."""
     vowel_before = False
     consonant_before = False
     for letter in stem:
@@ -241,13 +234,13 @@ _MARK: Final = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]"
 
 @cache
 def _ideographs() -> "regex.Pattern[str]":
-    """Characters that are words of their own in any context; most of a text needs only this pattern."""
+    """Return the pattern of characters that are words in any context; most of a text needs only this one."""
     return compiled(rf"{_IDEOGRAPH}+(?!{_MARK})")
 
 
 @cache
 def _paired() -> "regex.Pattern[str]":
-    """Words whose characters are paired with their neighbours."""
+    """Return the pattern of words whose characters are paired with their neighbours."""
     hangul = rf"(?:[\p{{Script=Hangul}}&&\p{{WB=ALetter}}]{_MARK}*)+"
     return compiled(rf"{_IDEOGRAPH}{_MARK}*|(?:\p{{WB=Katakana}}{_MARK}*)+|{hangul}")
 
@@ -269,20 +262,20 @@ class _Part(NamedTuple):
 
 
 def _cjk_terms(run: str) -> tuple[str, ...]:
-    """The terms of a run of characters without white space; stop words have none."""
-    found: list[str] = []
+    """Return the terms of a run of characters without white space; stop words have none."""
+    terms: list[str] = []
     neighbours, end = "", 0
     for part in _parts(run):
         if neighbours and not (part.paired and part.begin == end):
-            found += _pairs(neighbours)
+            terms += _pairs(neighbours)
             neighbours = ""
         if part.paired:
             neighbours += part.characters
             end = part.end
         else:
-            found.append(lower_case(part.characters))
-    found += _pairs(neighbours)
-    return tuple([term for term in found if term not in _CJK_STOP_WORDS])
+            terms.append(lower_case(part.characters))
+    terms += _pairs(neighbours)
+    return tuple([term for term in terms if term not in _CJK_STOP_WORDS])
 
 
 def _parts(run: str) -> Iterator[_Part]:
@@ -295,7 +288,7 @@ def _parts(run: str) -> Iterator[_Part]:
 
 
 def _words(run: str, begin: int, end: int) -> Iterator[_Part]:
-    """The words in a part of a run."""
+    """Yield the words in a part of a run."""
     if begin < end:
         for position, word in _placed(run[begin:end]):
             first = begin + position
@@ -303,8 +296,8 @@ def _words(run: str, begin: int, end: int) -> Iterator[_Part]:
 
 
 def _pairs(neighbours: Sequence[str]) -> list[str]:
-    """All pairs of neighbours; a single character stays alone."""
-    return [one + other for one, other in pairwise(neighbours)] or list(neighbours)
+    """Return all pairs of neighbours; a single character stays alone."""
+    return [first + second for first, second in pairwise(neighbours)] or list(neighbours)
 
 
 def _in_one_width(word: str) -> str:
@@ -328,20 +321,19 @@ _CEDILLAS: Final = str.maketrans("\u0218\u0219\u021a\u021b", "\u015e\u015f\u0162
 
 
 def _snowball_terms(language: str) -> TermsOfRun:
-    """Returns a function that returns the terms of a run in a language. A word of which the stemmer leaves nothing, as
-    in Greek, stays whole."""
+    """Return a function that returns the terms of a run; a word of which the stemmer leaves nothing stays whole."""
     stem: Callable[[str], str] = Stemmer.Stemmer(language, 0).stemWord
     plain = _plain(language)
 
     def terms(run: str) -> tuple[str, ...]:
         text = run if run.isascii() else normalize("NFC", run).translate(_STRAIGHT)
-        return tuple([stem(word) or word for found in words(text) if (word := plain(found))])
+        return tuple([stem(word) or word for raw in words(text) if (word := plain(raw))])
 
     return terms
 
 
 def _plain(language: str) -> Callable[[str], str]:
-    """The function that prepares the words of a language for the stemmer."""
+    """Return the function that prepares the words of a language for the stemmer."""
     if language in _ARTICLES:
         lower = _lower_irish if language == "irish" else lower_case
         return partial(_without_article, frozenset(_ARTICLES[language].split()), lower)

@@ -74,7 +74,7 @@ class PostingCodes(NamedTuple):
 
 @kernel
 def row_of(codes: NDArray[np.uint8], escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], posting: int) -> int:
-    """The row of a posting in the code table; too slow for loops over all postings of a term."""
+    """Return the row of a posting in the code table; too slow for loops over all postings of a term."""
     code = codes[posting]
     return int(code) if code != ESCAPE else _escaped_row(escaped, escaped_rows, posting)
 
@@ -86,7 +86,7 @@ def _escaped_row(escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], po
 
 @kernel
 def _rises_within(numbers: NDArray[np.int32], count: int) -> bool:
-    """Whether numbers are strictly rising, at least 0 and below `count`."""
+    """Return whether numbers are strictly rising, at least 0 and below `count`."""
     if len(numbers) == 0:
         return True
     return bool(np.sum(numbers[1:] <= numbers[:-1]) == 0 and numbers[0] >= 0 and numbers[-1] < count)
@@ -94,14 +94,10 @@ def _rises_within(numbers: NDArray[np.int32], count: int) -> bool:
 
 @kernel
 def _has_valid_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin: int, end: int, rows: int) -> bool:
-    """Whether the codes from `begin` to `end` are valid: rows of a table with `rows` rows, or `ESCAPE` and listed as
-    escaped.
-
-    The list of escaped positions must have been checked: rising, and within the codes.
-    """
-    own = codes[begin:end]
+    """Return whether codes are rows of a table or `ESCAPE` and listed as escaped; the list must be checked."""
+    part = codes[begin:end]
     first, last = np.searchsorted(escaped, begin), np.searchsorted(escaped, end)
-    if np.sum(own == ESCAPE) != last - first or (rows < ESCAPE and np.any((own >= rows) & (own != ESCAPE))):
+    if np.sum(part == ESCAPE) != last - first or (rows < ESCAPE and np.any((part >= rows) & (part != ESCAPE))):
         return False
     return bool(np.all(codes[escaped[first:last]] == ESCAPE))
 
@@ -116,8 +112,7 @@ def _first_invalid(
     count: int,
     rows: int,
 ) -> tuple[int, bool]:
-    """The place of the first term with invalid postings, and whether only its codes are invalid; the number of terms if
-    all are valid. The index has `count` passages and `rows` rows of codes."""
+    """Return the place of the first term with invalid postings, or the number of terms, and if only codes are."""
     for place in range(len(terms)):
         begin, end = offsets[terms[place]], offsets[terms[place] + 1]
         if not _rises_within(passages[begin:end], count):
@@ -128,17 +123,17 @@ def _first_invalid(
 
 
 @kernel
-def compare_terms(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:
-    """Below 0 if the first of two terms comes before the second in byte order, 0 if they are equal, else above 0."""
-    for i in range(min(len(one), len(other))):
-        if one[i] != other[i]:
-            return -1 if one[i] < other[i] else 1
-    return len(one) - len(other)
+def compare_terms(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:
+    """Return below 0 if the first term comes before the second in byte order, 0 if they are equal, else above 0."""
+    for i in range(min(len(first), len(second))):
+        if first[i] != second[i]:
+            return -1 if first[i] < second[i] else 1
+    return len(first) - len(second)
 
 
 @kernel
 def _is_sorted(vocabulary: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
-    """Whether the terms of a vocabulary rise in byte order."""
+    """Return whether the terms of a vocabulary rise in byte order."""
     begin = 0
     for term in range(1, len(ends)):
         end = ends[term - 1]
@@ -150,10 +145,7 @@ def _is_sorted(vocabulary: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """The memory-mapped arrays (see the module's docstring); `offsets` and `term_ends` are in memory, as int64.
-
-    Call `check_terms` before kernels read the postings of a term.
-    """
+    """The arrays of the module's docstring, `offsets` and `term_ends` in memory; call `check_terms` before a kernel."""
 
     folder: Path
     offsets: NDArray[np.int64]
@@ -169,19 +161,16 @@ class Arrays:
 
     @property
     def posting_codes(self) -> PostingCodes:
-        """The codes in the form that kernels take."""
+        """Return the codes in the form that kernels take."""
         return PostingCodes(self.codes, self.escaped, self.escaped_rows)
 
     @cached_property
     def _checked_V(self) -> NDArray[np.bool_]:
-        """Which terms have been checked. Several threads may write it without a lock: all write the same value."""
+        """Return which terms have been checked; threads may write it without a lock, as all write the same value."""
         return np.zeros(len(self.offsets) - 1, np.bool_)
 
     def check_terms(self, terms: NDArray[np.int64], passages: int) -> None:
-        """Check the postings of terms, each once, in an index of this many passages.
-
-        Raises DamagedFolderError if passages are out of range or order, or codes are invalid.
-        """
+        """Check the postings of terms, each once, in an index of this many passages; raises DamagedFolderError."""
         new = terms[~self._checked_V[terms]]
         if len(new) == 0:
             return
@@ -194,20 +183,14 @@ class Arrays:
         self._checked_V[new] = True
 
     def check_totals(self, passages: int) -> None:
-        """Check the numbers that BM25's formula divides by, in an index of this many passages.
-
-        Raises DamagedFolderError.
-        """
+        """Check the numbers that BM25's formula divides by; raises DamagedFolderError."""
         tokens, with_terms = self.totals.tolist()
         max_frequency = int(np.diff(self.offsets).max(initial=0))
         if not max_frequency <= with_terms <= passages or not with_terms <= tokens:
             _damaged(self.folder, f"totals.npy says {tokens:,} terms in {with_terms:,} of {passages:,} passages")
 
     def check(self, passages: int) -> None:
-        """Check every posting and the whole vocabulary, in an index of this many passages.
-
-        Raises DamagedFolderError.
-        """
+        """Check every posting and the whole vocabulary; raises DamagedFolderError."""
         self.check_totals(passages)
         terms = len(self.term_ids)
         self.check_terms(np.arange(terms), passages)
@@ -217,11 +200,11 @@ class Arrays:
             _damaged(self.folder, "vocabulary.npy is not sorted")
 
     def term(self, term: str) -> int:
-        """The row of `offsets` of a term; -1 if no passage has it."""
-        wanted = term.encode("utf-8", "surrogatepass")
-        place = bisect_left(range(len(self.term_ends)), wanted, key=self._term_bytes)
-        found = place < len(self.term_ends) and self._term_bytes(place) == wanted
-        return int(self.term_ids[place]) if found else -1
+        """Return the row of `offsets` of a term; -1 if no passage has it."""
+        content = term.encode("utf-8", "surrogatepass")
+        place = bisect_left(range(len(self.term_ends)), content, key=self._term_bytes)
+        there = place < len(self.term_ends) and self._term_bytes(place) == content
+        return int(self.term_ids[place]) if there else -1
 
     def _term_bytes(self, position: int) -> bytes:
         begin = int(self.term_ends[position - 1]) if position else 0
@@ -234,15 +217,12 @@ def open_arrays(folder: Path) -> Arrays:
 
 
 def map_arrays(folder: Path) -> MappedArrays:
-    """Map the arrays of a folder; they keep their content even if the files are replaced later.
-
-    Raises DamagedFolderError if a file is missing or its head is invalid.
-    """
+    """Map the arrays of a folder, also if files are replaced later; DamagedFolderError if one is missing or invalid."""
     return {name: _map(folder / f"{name}.npy", kinds) for name, kinds in _KINDS.items()}
 
 
 def check_arrays(folder: Path, mapped: MappedArrays) -> Arrays:
-    """The arrays of a folder; raises DamagedFolderError if the small ones are invalid or do not fit together."""
+    """Return the arrays of a folder; DamagedFolderError if the small ones are invalid or do not fit together."""
     arrays = dict(mapped)
     for name, wrong in (*_posting_errors(arrays), *_code_errors(arrays), *_vocabulary_errors(arrays)):
         _damaged(folder, f"{name}.npy {wrong}")
@@ -252,12 +232,12 @@ def check_arrays(folder: Path, mapped: MappedArrays) -> Arrays:
 
 
 def narrow(numbers: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
-    """The same numbers, none negative, in the narrowest uint that holds the largest."""
+    """Return the same numbers, none negative, in the narrowest uint that holds the largest."""
     return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
 def _posting_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
-    """Errors in the positions of postings, with the name of the array; each check relies on those before it."""
+    """Yield errors in the positions of postings after the name of the array; each check relies on those before."""
     offsets, postings = arrays["offsets"], len(arrays["passages"])
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != postings or (offsets[1:] < offsets[:-1]).any():
         yield "offsets", f"does not divide the {postings:,} postings among the terms"
@@ -271,7 +251,7 @@ def _posting_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
 
 
 def _code_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
-    """Errors in the table of codes, the escaped rows and the totals."""
+    """Yield errors in the table of codes, the escaped rows and the totals."""
     table, rows, totals = arrays["code_table"], arrays["escaped_rows"], arrays["totals"]
     if table.ndim != 2 or table.shape[1] != 2 or (table < 0).any():
         yield "code_table", "is not a table of frequencies and lengths"
@@ -284,7 +264,7 @@ def _code_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
 
 
 def _vocabulary_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
-    """Errors in the vocabulary."""
+    """Yield errors in the vocabulary."""
     sizes, ids, size = arrays["term_sizes"], arrays["term_ids"], len(arrays["vocabulary"])
     if len(sizes) != len(ids):
         yield "term_sizes", "has a different number of terms than term_ids.npy"
@@ -295,16 +275,16 @@ def _vocabulary_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
 
 
 def _map(file: Path, kinds: tuple[str, ...]) -> NDArray[Any]:
-    """A memory-mapped array of one of these dtypes, which must fill its file; an empty one is created instead."""
+    """Map an array of one of these dtypes, which must fill its file; an empty one is created instead."""
     try:
         with file.open("rb") as stream:
             head = stream.read(_HEAD_BEGIN + _MAX_HEAD)
             begin = _HEAD_BEGIN + int.from_bytes(head[8:_HEAD_BEGIN], "little")
-            found = _HEAD.fullmatch(head[_HEAD_BEGIN:begin]) if head.startswith(b"\x93NUMPY\x01\x00") else None
-            kind = found[1].decode() if found else ""
-            if found is None or kind not in kinds:
+            matched = _HEAD.fullmatch(head[_HEAD_BEGIN:begin]) if head.startswith(b"\x93NUMPY\x01\x00") else None
+            kind = matched[1].decode() if matched else ""
+            if matched is None or kind not in kinds:
                 _damaged(file.parent, f"{file.name} has an invalid head")
-            shape = tuple(int(length) for length in found.groups()[1:] if length is not None)
+            shape = tuple(int(length) for length in matched.groups()[1:] if length is not None)
             dtype, size = np.dtype(kind), os.fstat(stream.fileno()).st_size - begin
             if (len(shape) == 2) != (file.stem == _TABLE) or math.prod(shape) * dtype.itemsize != size:
                 _damaged(file.parent, f"{file.name} has {size:,} bytes for an array of shape {shape}")

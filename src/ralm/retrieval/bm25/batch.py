@@ -40,8 +40,7 @@ EVERY: Final = MaskBits(np.zeros(0, np.uint16), np.zeros(0, np.uint64))
 
 
 class WeightedQueries(NamedTuple):
-    """Queries as distinct terms with counts and weights; those of query q are `ends[q]` to `ends[q + 1]`, by rising
-    frequency."""
+    """Queries as distinct terms by rising frequency; those of query q are from `ends[q]` to `ends[q + 1]`."""
 
     ends: NDArray[np.int64]
     terms: NDArray[np.int64]
@@ -51,13 +50,12 @@ class WeightedQueries(NamedTuple):
     def part(self, first: int, last: int) -> "WeightedQueries":
         """Return the queries from `first` to `last`."""
         ends = self.ends[first : last + 1]
-        own = slice(ends[0], ends[-1])
-        return WeightedQueries(ends - ends[0], self.terms[own], self.counts[own], self.weights[own])
+        span = slice(ends[0], ends[-1])
+        return WeightedQueries(ends - ends[0], self.terms[span], self.counts[span], self.weights[span])
 
 
 class SearchBatch(NamedTuple):
-    """Queries, the mask of the passages that may be hits, a heap for the keys of the hits of each query, and the score
-    of one of its points."""
+    """Queries, the mask of the passages that may be hits, heaps for the keys of hits, and the score of a point."""
 
     queries: WeightedQueries
     mask: MaskBits

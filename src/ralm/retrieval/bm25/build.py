@@ -21,10 +21,7 @@ _CHARACTERS_A_BATCH: Final = 1 << 20
 
 
 class BM25Builder:
-    """Collects passages and writes the arrays into `folder`; call `add` for each passage in order, then `finish`.
-
-    `analysis`: how passages become terms.
-    """
+    """A writer of the arrays of passages into `folder`: call `add` for each passage in order, then `finish`."""
 
     def __init__(self, folder: Path, build: formula.BuildOptions | None = None, analysis: Analysis = ENGLISH) -> None:
         build = build or formula.BuildOptions()
@@ -43,20 +40,14 @@ class BM25Builder:
         self._runs: list[writing.SortedRun] = []
 
     def add(self, contents: str) -> None:
-        """Index the next passage.
-
-        Raises CorpusError if there are more passages than BM25 can number.
-        """
+        """Index the next passage; CorpusError if there are more than BM25 can number."""
         self._batch.append(contents)
         self._characters += len(contents)
         if self._characters >= _CHARACTERS_A_BATCH or len(self._batch) >= min(_PASSAGES_A_BATCH, self._capacity):
             self._analyse()
 
     def finish(self) -> writing.IndexCounts:
-        """Write the arrays and remove the runs.
-
-        Raises CorpusError if nothing was added, or more passages than BM25 can number.
-        """
+        """Write the arrays and remove the runs; CorpusError if nothing was added, or more than BM25 can number."""
         self._analyse()
         self._spill()
         passages = len(self._length_bytes)
@@ -104,7 +95,7 @@ class BM25Builder:
 
 
 def _in_byte_order(vocabulary: dict[str, int]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int32]]:
-    """The terms of a vocabulary in byte order: their bytes, the size of each, and its id."""
+    """Return the terms of a vocabulary in byte order: their bytes, the size of each, and its id."""
     terms = sorted(vocabulary)  # the order of UTF-8 bytes is that of the characters
     texts = [term.encode("utf-8", "surrogatepass") for term in terms]
     sizes = np.fromiter(map(len, texts), np.int64, len(texts))

@@ -37,13 +37,12 @@ PARTITION: Final = 1 << 17
 
 
 class Postings(NamedTuple):
-    """The postings of an index, those of term v from `offsets[v]` on, and the layout of the common terms; without a
-    layout, its arrays are empty.
+    """The postings of an index, those of term v from `offsets[v]` on, and the layout of the common terms.
 
     `row_V`: the row of each term among the common ones, -1 for a rare one. `most_M`: the most that one occurrence of
     the term in a query adds to any passage, in steps, rounded up. The other arrays have the rows one after the other,
     of `words` words each: `highest` the most that the term adds to a passage of each block, `present` a bit for each
-    passage with the term, `before` the term's postings before each word.
+    passage with the term, `before` the term's postings before each word. Without a layout, its arrays are empty.
     """
 
     offsets: NDArray[np.int64]
@@ -66,8 +65,11 @@ class Postings(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Terms of queries. `slices_TS`: where their postings begin in each partition (S), or in all (S is 1).
-    `points_TC`: what they add to a score by code. `words_T`: where a common term's words begin, -1 for a rare one."""
+    """Terms of queries.
+
+    `slices_TS`: where their postings begin in each partition (S), or in all (S is 1). `points_TC`: what they add to a
+    score by code. `words_T`: where a common term's words begin, -1 for a rare one.
+    """
 
     slices_TS: NDArray[np.int64]
     points_TC: NDArray[np.int32]
@@ -75,8 +77,7 @@ class Terms(NamedTuple):
 
 
 class CommonQueryTerms(NamedTuple):
-    """The common terms of a query, the first `size` of the arrays (slices make a stream 3% slower): rows of the tables,
-    where their words begin, and how often they occur in the query."""
+    """The common terms of a query: the first `size` of the arrays, since slices make a stream 3% slower."""
 
     size: int
     terms: NDArray[np.int64]
@@ -95,7 +96,7 @@ class Collection:
 
     @property
     def is_laid_out(self) -> bool:
-        """Whether there is a layout of the common terms."""
+        """Return whether there is a layout of the common terms."""
         return len(self.postings.row_V) > 0
 
     def weighted(self, queries: Sequence[Sequence[int]]) -> WeightedQueries:
@@ -116,7 +117,7 @@ class Collection:
 
     @cached_property
     def common_terms(self) -> NDArray[np.int64]:
-        """The common terms, laid out or not."""
+        """Return the common terms, laid out or not."""
         return np.flatnonzero(np.diff(self.arrays.offsets) * COMMON_SHARE >= self.passages)
 
     def laid_out(self) -> "Collection":
@@ -148,10 +149,7 @@ class Collection:
 
 
 class Layout:
-    """Lays out the common terms of a collection once queries have read as many of their postings as that reads.
-
-    Safe to use from several threads.
-    """
+    """A collection that is laid out once queries have read as many postings as that reads; for several threads."""
 
     def __init__(self, collection: Collection) -> None:
         self._collection = collection
@@ -166,8 +164,7 @@ class Layout:
             return self._collection
 
     def collection_for(self, queries: WeightedQueries) -> Collection:
-        """Return the collection for queries, with the layout if they pay for it; nobody waits while another thread
-        makes it."""
+        """Return the collection, laid out if queries pay for it; nobody waits while another thread does it."""
         collection = self._collection
         if collection.is_laid_out or self._lock.locked():
             return collection
@@ -183,8 +180,7 @@ class Layout:
 def _distinct(
     terms: NDArray[np.int64], ends: NDArray[np.int64], offsets: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the distinct terms of each query end, these terms by rising frequency, how often they occur in it,
-    and in how many passages."""
+    """Return the ends of queries, their distinct terms by rising frequency, counts in the query, and frequencies."""
     keys, new_ends = np.empty(len(terms), np.int64), np.zeros(len(ends), np.int64)
     distinct, counts, frequency = np.empty_like(keys), np.empty_like(keys), np.empty_like(keys)
     n = 0
@@ -252,10 +248,10 @@ def reach_threshold(
     lanes: NDArray[np.int32],
     threshold: int,
 ) -> int:
-    """Return which passages of a block of a mask may reach the threshold, as bits, and write bounds of all into
-    `lanes`; their sums are those from `first` on.
+    """Return which passages of a block of a mask may reach the threshold, as bits, and write all bounds into `lanes`.
 
-    The callers offer the passages: a kernel that does that too is not inlined, and makes a search several times slower.
+    Their sums are those from `first` on. The callers offer the passages: a kernel that does that too is not inlined,
+    and makes a search several times slower.
     """
     candidates = kernels.bound_lanes(
         sums_N, first, STEP_BITS, lanes, common.words, common.times, common.size, postings.highest, postings.present,

@@ -6,7 +6,6 @@
 A term that occurs twice in the query counts twice. N and the average are over passages that have any term. Lengths are
 counted in terms and rounded to one byte like Lucene's norms. Scores are summed as integers, so the sum does not depend
 on its order, and equal passages score equal.
-
 """
 
 import os
@@ -27,7 +26,7 @@ _BYTES_A_TERM: Final = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BM25Options:
-    """`k1`: how slowly repeated terms stop counting. `b`: how strongly long passages are penalised, from 0 to 1.
+    """The constants of BM25: how slowly repeated terms stop counting (`k1`), and the penalty of long passages (`b`).
 
     The defaults are Anserini's, which the papers use. Raises UsageError if a value is invalid.
     """
@@ -40,20 +39,20 @@ class BM25Options:
 
 
 def idf(document_frequency: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
-    """The idf (float64) of terms with these document frequencies among `passages` passages."""
+    """Return the idf (float64) of terms with these document frequencies among `passages` passages."""
     return np.log1p((passages - document_frequency + 0.5) / (document_frequency + 0.5))
 
 
 def impact(
     frequency: NDArray[np.int64], length: NDArray[np.int64], average_length: float, options: BM25Options
 ) -> NDArray[np.float64]:
-    """The factor of the idf (float64, below 1) for term frequencies in passages of these lengths, in terms."""
+    """Return the factor of the idf (float64, below 1) for term frequencies in passages of these lengths, in terms."""
     relative = length / average_length if average_length > 0 else np.zeros(len(length))
     return frequency / (frequency + options.k1 * (1 - options.b + options.b * relative))
 
 
 def stored_lengths(codes: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The lengths that Lucene decodes from its bytes: exact below 24, above that with four significant bits."""
+    """Return the lengths that Lucene decodes from bytes: exact below 24, above that with four significant bits."""
     code = codes.astype(np.int64) - _EXACT_LENGTHS
     shift = (code >> 3) - 1
     rounded = np.where(shift < 0, code & 7, ((code & 7) | 8) << np.maximum(shift, 0))
@@ -65,19 +64,21 @@ _STORED_LENGTHS: Final = stored_lengths(np.arange(256).astype(np.uint8))
 
 
 def length_bytes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Lengths as the bytes in which Lucene stores them: exact below 24, above that rounded down."""
+    """Return lengths as the bytes in which Lucene stores them: exact below 24, above that rounded down."""
     return (np.searchsorted(_STORED_LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 
 
 def cores() -> int:
-    """The processor cores that this process may use."""
+    """Return how many processor cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """`megabytes`: memory for terms before they are written to disk, and for merging; the vocabulary needs more on top.
-    Every full buffer becomes a file, so there is a minimum. Raises UsageError if a value is invalid.
+    """The memory of a build, in `megabytes`: for terms before they are written to disk, and for merging.
+
+    The vocabulary needs more on top. Every full buffer becomes a file, so there is a minimum. Raises UsageError if a
+    value is invalid.
     """
 
     megabytes: Annotated[
@@ -95,5 +96,5 @@ class BuildOptions:
 
     @property
     def buffered_terms(self) -> int:
-        """Terms in the buffer, and postings merged at a time."""
+        """Return how many terms are in the buffer, and postings merged at a time."""
         return int(self.megabytes * 1e6 / _BYTES_A_TERM)

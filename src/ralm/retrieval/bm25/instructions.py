@@ -23,8 +23,7 @@ _I1, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (1, 16, 32, 64))
 def tighten(
     _typing: Any, bounds: Any, rare: Any, common: Any, first: Any, threshold: Any
 ) -> tuple[Any, Callable[..., Any]]:
-    """Lower 64 uint16 `bounds` from `first` on to the sums of `rare` and `common`; returns which of them then reach
-    `threshold`, as the bits of a uint64."""
+    """Lower 64 uint16 `bounds` from `first` on to `rare` + `common`; return which then reach `threshold`, as bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place, bound = arguments[3:]
@@ -39,8 +38,8 @@ def tighten(
 
 
 @intrinsic
-def find_sums(_typing: Any, one: Any, other: Any, first: Any, threshold: Any) -> tuple[Any, Callable[..., Any]]:
-    """Which of 64 sums of two arrays of uint16 from `first` on reach `threshold`, as the bits of a uint64."""
+def find_sums(_typing: Any, rare: Any, common: Any, first: Any, threshold: Any) -> tuple[Any, Callable[..., Any]]:
+    """Return which of 64 sums of two uint16 arrays from `first` on reach `threshold`, as the bits of a uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place, bound = arguments[2:]
@@ -48,12 +47,12 @@ def find_sums(_typing: Any, one: Any, other: Any, first: Any, threshold: Any) ->
         total = builder.add(*(_load(builder, pointer, 16) for pointer in pointers))
         return builder.bitcast(builder.icmp_unsigned(">=", total, _splat(builder, bound, MARKS)), _I64)
 
-    return types.uint64(one, other, types.int64, types.uint16), generate
+    return types.uint64(rare, common, types.int64, types.uint16), generate
 
 
 @intrinsic
 def highest(_typing: Any, values: Any, first: Any) -> tuple[Any, Callable[..., Any]]:
-    """The highest of 16 int32 from `first` on."""
+    """Return the highest of 16 int32 from `first` on."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, first = arguments
@@ -81,7 +80,7 @@ def bound_lanes(
     block: Any,
     threshold: Any,
 ) -> tuple[Any, Callable[..., Any]]:
-    """Bound the 16 passages of a block; returns which of them reach `threshold`, as the bits of a uint64.
+    """Bound the 16 passages of a block; return which of them reach `threshold`, as the bits of a uint64.
 
     A passage's bound, in steps of `1 << bits`, is its score from `first` on (int32, rounded up), plus, for each of
     `count` terms that it has, the term's maximum in the block times its count in the query. The bits of term i are in
@@ -125,7 +124,7 @@ def bound_lanes(
 
 @intrinsic
 def lowest_bit(_typing: Any, word: Any) -> tuple[Any, Callable[..., Any]]:
-    """The position of the lowest set bit of a uint64 that is not 0, as an int64."""
+    """Return the position of the lowest set bit of a uint64 that is not 0, as an int64."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], _I1(1))
@@ -135,7 +134,7 @@ def lowest_bit(_typing: Any, word: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def count_bits(_typing: Any, word: Any) -> tuple[Any, Callable[..., Any]]:
-    """How many bits of a uint64 are set, as an int64."""
+    """Return how many bits of a uint64 are set, as an int64."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -144,7 +143,7 @@ def count_bits(_typing: Any, word: Any) -> tuple[Any, Callable[..., Any]]:
 
 
 def _vector_at(context: Any, builder: Any, array_type: Any, array: Any, first: Any, width: int) -> Any:
-    """A pointer to `width` elements of an array from `first` on, as one vector."""
+    """Return a pointer to `width` elements of an array from `first` on, as one vector."""
     data = context.make_array(array_type)(context, builder, array).data
     element = context.get_value_type(array_type.dtype)
     return builder.bitcast(builder.gep(data, [first]), ir.VectorType(element, width).as_pointer())
@@ -158,7 +157,7 @@ def _load(builder: Any, pointer: Any, bits: int) -> Any:
 
 
 def _splat(builder: Any, value: Any, width: int) -> Any:
-    """A vector with one value `width` times."""
+    """Return a vector with one value `width` times."""
     undefined = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
     single = builder.insert_element(undefined, value, _I32(0))
     return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(_I32, width), None))

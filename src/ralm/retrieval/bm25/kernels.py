@@ -48,12 +48,12 @@ class Kernel:
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the function returns."""
+        """Return what the function returns."""
         return (self._compiled or self.compiled)(*arguments)
 
     @property
     def compiled(self) -> Callable[..., Any]:
-        """The function as numba compiles it."""
+        """Return the function as numba compiles it."""
         with _COMPILING:
             if self._compiled is None:
                 nb = load_compiler()
@@ -68,7 +68,7 @@ class Kernel:
 
 @cache
 def load_compiler() -> Any:
-    """numba, which lets kernels call each other from now on; a server loads it before its first request."""
+    """Load numba, which lets kernels call each other from now on; a server does so before its first request."""
     # else numba, if colorama is installed, replaces sys.stdout and sys.stderr while a thread compiles
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     import numba as nb
@@ -82,7 +82,7 @@ kernel: Final[Callable[[Callable[..., Any]], Any]] = Kernel
 
 
 def __getattr__(name: str) -> Any:
-    """The vector instructions, which need numba as soon as they are imported."""
+    """Return a vector instruction, which needs numba as soon as it is imported."""
     if name.startswith("_"):
         raise AttributeError(name)
     from ralm.retrieval.bm25 import instructions
@@ -92,11 +92,7 @@ def __getattr__(name: str) -> Any:
 
 @kernel
 def fill_points(weight: float, impact_C: NDArray[np.float64], unit: float, points_C: NDArray[np.int32]) -> None:
-    """Write what one occurrence of a query term of this weight adds, for each code.
-
-    It is at least 1, since a passage with the term is a hit; 0 if the impact is 0, which no posting has. `unit` must be
-    a power of two, so that dividing by it is exact.
-    """
+    """Write what one occurrence of a query term adds, by code: at least 1, since a passage with the term is a hit."""
     for code in range(len(impact_C)):  # numba takes seconds to compile this as an expression of arrays
         points_C[code] = max(np.rint(weight * impact_C[code] / unit), 1.0) if impact_C[code] > 0 else 0
 
@@ -111,26 +107,26 @@ def check_passage_count(passages: int) -> None:
 
 
 @kernel
-def offer(heap: NDArray[np.int64], found: int, score: int, passage: int) -> int:
-    """Add a passage to the heap if it is among the best; returns how many the heap then holds."""
+def offer(heap: NDArray[np.int64], filled: int, score: int, passage: int) -> int:
+    """Add a passage to the heap if it is among the best; return how many the heap then holds."""
     key = np.int64(score) << NUMBER_BITS | (MAX_SCORE - passage)
-    if found < len(heap):
-        _sift_up(heap, found, key)
-        return found + 1
+    if filled < len(heap):
+        _sift_up(heap, filled, key)
+        return filled + 1
     if key > heap[0]:
         _sift_down(heap, key)
-    return found
+    return filled
 
 
 @kernel
-def worst_score(heap: NDArray[np.int64], found: int) -> int:
-    """The lowest score in the heap if it is full, else 0."""
-    return int(heap[0] >> NUMBER_BITS) if found == len(heap) else 0
+def worst_score(heap: NDArray[np.int64], filled: int) -> int:
+    """Return the lowest score in the heap if it is full, else 0."""
+    return int(heap[0] >> NUMBER_BITS) if filled == len(heap) else 0
 
 
 @kernel
 def passage_of(key: int) -> int:
-    """The passage number of a key."""
+    """Return the passage number of a key."""
     return MAX_SCORE - (key & MAX_SCORE)
 
 

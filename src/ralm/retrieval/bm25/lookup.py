@@ -38,8 +38,7 @@ _SPARSE: Final = 16
 
 
 class _Query(NamedTuple):
-    """A query: its terms, the rows of the rare ones, where the postings of these begin and end in a partition, the
-    common ones, and the score of a point.
+    """A query: its terms, the rare ones and their postings in a partition, the common ones, and the score of a point.
 
     If a query is so long that its scores would not fit into 31 bits, or the bounds of its common terms into 16, all its
     terms are rare; in the first case the score of a point grows by powers of two.
@@ -64,10 +63,7 @@ class _Room(NamedTuple):
 
 
 def search_lookups(collection: Collection, batch: SearchBatch, partition: int = PARTITION) -> None:
-    """Fill in the hits of queries.
-
-    `partition`: passages at a time, a multiple of 1,024, which does not affect the hits.
-    """
+    """Fill in the hits of queries; `partition` (a multiple of 1,024 passages) does not affect them."""
     assert partition % ALIGNED == 0
     collection.arrays.check_terms(batch.queries.terms, collection.passages)
     _look_up(collection.postings, collection.impact_C, collection.passages, partition, batch)
@@ -88,15 +84,15 @@ def _look_up(
     for number in range(len(batch.heaps_QK)):
         query = _query(postings, impact_C, queries, queries.ends[number], queries.ends[number + 1])
         mask, heap = batch.mask, batch.heaps_QK[number]
-        found = 0
+        filled = 0
         for base in range(0, passages, partition):
             size = min(partition, passages - base)
             added = _add_rare(postings, query, queries.terms[queries.ends[number] :], base, size, room)
             sparse = added * _SPARSE <= size
-            floor = _floor(postings, query, mask, base, room) if found < len(heap) else 1
+            floor = _floor(postings, query, mask, base, room) if filled < len(heap) else 1
             _bound_rare(postings, query, base, room, sparse)
             _bound_common(postings, query, base, size, room.common_B)
-            found = _collect(postings, query, mask, base, size, room, heap, found, floor)
+            filled = _collect(postings, query, mask, base, size, room, heap, filled, floor)
             _clear(postings, query, base, room, sparse)
         batch.unit_Q[number] = query.unit
 
@@ -139,8 +135,7 @@ def _query(
 
 @kernels.kernel
 def _unit(weights: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
-    """Return the score of one point for a query: the smallest with which its scores, rounded up to steps, fit into 31
-    bits."""
+    """Return the score of a point for a query: the smallest with which scores rounded up to steps fit into 31 bits."""
     max_score, times, unit = 0.0, 0, kernels.UNIT
     for term in range(len(weights)):
         max_score += weights[term] * counts[term]
@@ -159,8 +154,7 @@ def _add_rare(
     size: int,
     room: _Room,
 ) -> int:
-    """Add the postings of rare terms in a partition to its sums; write where they begin and end, and return how many
-    they are."""
+    """Add the postings of rare terms in a partition to its sums, write their bounds, and return their number."""
     passages, sums_N = postings.passages, room.sums_N
     codes, escaped, escaped_rows = postings.codes
     added = 0
@@ -186,16 +180,13 @@ def _collect(
     size: int,
     room: _Room,
     heap: NDArray[np.int64],
-    found: int,
+    filled: int,
     floor: int,
 ) -> int:
-    """Offer the passages of a partition that may be among the best; return how many the heap then holds.
-
-    Later passages have higher numbers, so they must score more than the worst score.
-    """
+    """Offer the passages of a partition that score more than the worst; return how many the heap then holds."""
     sums_N, rare_B, common_B = room.sums_N, room.rare_B, room.common_B
     bits_B, open_W = mask
-    threshold = max(kernels.worst_score(heap, found) + 1, floor)
+    threshold = max(kernels.worst_score(heap, filled) + 1, floor)
     for begin in range(0, (size + kernels.LANES - 1) >> BLOCK_BITS, kernels.MARKS):
         marks = kernels.find_sums(rare_B, common_B, begin, np.uint16(_steps(threshold)))
         if len(open_W):
@@ -215,9 +206,9 @@ def _collect(
                 passage = base + first + lane
                 score = sums_N[first + lane] + common_score(postings, query.terms, query.common, passage)
                 if score >= threshold:
-                    found = kernels.offer(heap, found, score, passage)
-                    threshold = max(threshold, kernels.worst_score(heap, found) + 1)
-    return found
+                    filled = kernels.offer(heap, filled, score, passage)
+                    threshold = max(threshold, kernels.worst_score(heap, filled) + 1)
+    return filled
 
 
 @kernels.kernel
@@ -263,8 +254,7 @@ def _floor(
     base: int,
     room: _Room,
 ) -> int:
-    """Return a lower bound of the k-th best score of a partition, at least 1: that of the k passages with the highest
-    sums among those with the rarest term that as many have."""
+    """Return a bound of the k-th best score, at least 1, from passages with the rarest term that has k of them."""
     best = -1
     for term in query.rare:
         if query.ends[term] - query.begins[term] >= len(room.floors_K):
@@ -272,16 +262,16 @@ def _floor(
             break
     if best < 0:
         return 1
-    found = 0
+    filled = 0
     for posting in range(query.begins[best], query.ends[best]):
         passage = np.int64(postings.passages[posting])
         rare = np.int64(room.sums_N[passage - base])
-        if rare > kernels.worst_score(room.floors_K, found) and may_be_found(mask, passage):
-            found = kernels.offer(room.floors_K, found, rare, passage)
-    if found < len(room.floors_K):
+        if rare > kernels.worst_score(room.floors_K, filled) and may_be_found(mask, passage):
+            filled = kernels.offer(room.floors_K, filled, rare, passage)
+    if filled < len(room.floors_K):
         return 1
     lowest = np.int64(kernels.MAX_SCORE)
-    for place in range(found):
+    for place in range(filled):
         passage, rare = kernels.passage_of(room.floors_K[place]), room.floors_K[place] >> kernels.NUMBER_BITS
         common = common_score(postings, query.terms, query.common, passage)
         lowest = min(lowest, rare + common)

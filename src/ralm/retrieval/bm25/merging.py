@@ -32,9 +32,7 @@ class MergedArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PostingCounts:
-    """The kept postings of a source: how many each term has, the first passage of each, how many have each row of the
-    code table, how many terms they stand for, how many passages have any; and the pair of each row of the code
-    table (`CodeTable`)."""
+    """The kept postings of a source, counted by term and by row, and the pair of each row (`CodeTable`)."""
 
     frequency_V: NDArray[np.int64]
     first_V: NDArray[np.int64]
@@ -45,10 +43,7 @@ class _PostingCounts:
 
 
 def merge_arrays(sources: Sequence[MergedArrays], folder: Path, at_a_time: int) -> writing.IndexCounts:
-    """Write into `folder` the arrays of the kept passages of one or two sources, some `at_a_time` postings at a time.
-
-    Raises DamagedFolderError if a source is damaged, CorpusError if they have more passages than BM25 can number.
-    """
+    """Write the arrays of the kept passages of one or two sources, some `at_a_time` postings at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     passages = sum(int(np.count_nonzero(source.number_P != NOT_KEPT)) for source in sources)
     kernels.check_passage_count(passages)
@@ -104,12 +99,12 @@ def _kept(source: MergedArrays) -> _PostingCounts:
 
 
 def _merged_places(sources: Sequence[MergedArrays]) -> tuple[list[NDArray[np.int64]], int]:
-    """For each source the place of each of its terms among the terms of all sources in byte order; and their number."""
+    """Return the place of each term of each source among all terms in byte order, and the number of all."""
     places = [np.arange(len(source.arrays.term_ends)) for source in sources]
     terms = len(places[0])
     if len(sources) > 1:
-        one, other = (source.arrays for source in sources)
-        terms = _merge_terms(one.vocabulary, one.term_ends, other.vocabulary, other.term_ends, *places)
+        first, second = (source.arrays for source in sources)
+        terms = _merge_terms(first.vocabulary, first.term_ends, second.vocabulary, second.term_ends, *places)
     by_id = []
     for source, place in zip(sources, places, strict=True):
         place_V = np.empty(len(place), np.int64)
@@ -121,21 +116,21 @@ def _merged_places(sources: Sequence[MergedArrays]) -> tuple[list[NDArray[np.int
 def _merged_vocabulary(
     sources: Sequence[MergedArrays], place_VM: Sequence[NDArray[np.int64]], stays_M: NDArray[np.bool_]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The terms that stay, in byte order and one after the other, and their sizes in bytes."""
+    """Return the terms that stay, in byte order and one after the other, and their sizes in bytes."""
     size_M = np.zeros(len(stays_M), np.int64)
-    own = [(source.arrays, place_V[source.arrays.term_ids]) for source, place_V in zip(sources, place_VM, strict=True)]
-    for arrays, place in own:
-        size_M[place] = np.diff(arrays.term_ends, prepend=0)
+    places = [place_V[source.arrays.term_ids] for source, place_V in zip(sources, place_VM, strict=True)]
+    for source, place in zip(sources, places, strict=True):
+        size_M[place] = np.diff(source.arrays.term_ends, prepend=0)
     size_M[~stays_M] = 0
     begin_M = np.cumsum(size_M) - size_M
     vocabulary = np.empty(int(size_M.sum()), np.uint8)
-    for arrays, place in own:
+    for arrays, place in zip((source.arrays for source in sources), places, strict=True):
         _copy_terms(arrays.vocabulary, arrays.term_ends, begin_M[place], size_M[place], vocabulary)
     return vocabulary, size_M[stays_M]
 
 
 def _old_terms(id_V: NDArray[np.int64], terms: int) -> NDArray[np.int64]:
-    """The id in a source of each new term; `_NO_TERM` for a term that the source does not have."""
+    """Return the id in a source of each new term; `_NO_TERM` for a term that the source does not have."""
     old = np.full(terms, _NO_TERM, np.int64)
     stays = np.flatnonzero(id_V != _NO_TERM)
     old[id_V[stays]] = stays
@@ -149,7 +144,7 @@ def _postings(
     offsets: NDArray[np.int64],
     at_a_time: int,
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-    """The kept postings, by term: new numbers of passages, and rows of the new code table."""
+    """Yield the kept postings, by term: new numbers of passages, and rows of the new code table."""
     for first, last in writing.term_ranges(offsets, at_a_time):
         numbers, codes = np.empty((2, offsets[last] - offsets[first]), np.int32)
         begins = offsets[first:last] - offsets[first]
@@ -199,8 +194,7 @@ def _insert_postings(
     numbers: NDArray[np.int32],
     rows: NDArray[np.int32],
 ) -> None:
-    """Insert the kept postings of some terms among those of the source before, which lie from `begins` to `ends`. They
-    are written from the last to the first, so that each moves once."""
+    """Insert kept postings among those from `begins` to `ends`, from the last to the first: each moves once."""
     for place in range(len(old)):
         if old[place] == _NO_TERM:
             continue
@@ -230,29 +224,30 @@ def _insert_postings(
 
 @kernels.kernel
 def _merge_terms(
-    one: NDArray[np.uint8],
-    one_ends: NDArray[np.int64],
-    other: NDArray[np.uint8],
-    other_ends: NDArray[np.int64],
-    one_places: NDArray[np.int64],
-    other_places: NDArray[np.int64],
+    first: NDArray[np.uint8],
+    first_ends: NDArray[np.int64],
+    second: NDArray[np.uint8],
+    second_ends: NDArray[np.int64],
+    first_places: NDArray[np.int64],
+    second_places: NDArray[np.int64],
 ) -> int:
-    """Write the place of each term of two lists in byte order among the terms of both; returns how many these are."""
+    """Write the places of two lists' terms, which are in byte order, among those of both; return how many these are."""
     i = j = place = 0
-    while i < len(one_ends) or j < len(other_ends):
-        if i == len(one_ends):
+    while i < len(first_ends) or j < len(second_ends):
+        if i == len(first_ends):
             order = 1
-        elif j == len(other_ends):
+        elif j == len(second_ends):
             order = -1
         else:
             order = compare_terms(
-                one[one_ends[i - 1] if i else 0 : one_ends[i]], other[other_ends[j - 1] if j else 0 : other_ends[j]]
+                first[first_ends[i - 1] if i else 0 : first_ends[i]],
+                second[second_ends[j - 1] if j else 0 : second_ends[j]],
             )
         if order <= 0:
-            one_places[i] = place
+            first_places[i] = place
             i += 1
         if order >= 0:
-            other_places[j] = place
+            second_places[j] = place
             j += 1
         place += 1
     return place

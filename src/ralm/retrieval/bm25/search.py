@@ -22,13 +22,11 @@ from pydantic import JsonValue
 from ralm.records import BoolArray, Hits
 from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
+from ralm.retrieval.bm25 import kernels, lookup, stream
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.batch import EVERY, MaskBits, SearchBatch
 from ralm.retrieval.bm25.collection import Collection, Layout, Postings
 from ralm.retrieval.bm25.formula import BM25Options, cores, impact
-from ralm.retrieval.bm25.kernels import check_passage_count
-from ralm.retrieval.bm25.lookup import search_lookups
-from ralm.retrieval.bm25.stream import follow_each_other, has_room_for, search_streams
 from ralm.validation import check_count, check_strings
 
 _WORDS: Final = 1 << 17
@@ -41,13 +39,20 @@ PASSAGES_A_HIT: Final = 500
 
 
 class BM25:
-    """A retriever over the arrays of an index of so many passages; safe to use from several threads.
+    """A retriever over the arrays of an index; safe to use from several threads.
 
-    `analysis`: how queries become terms, which must be how the passages did. `fingerprint`: a hash that identifies the
-    index.
+    The postings of a term are checked on first use.
 
-    Raises DamagedFolderError if the arrays do not fit the passages, CorpusError if there are more passages than a hit
-    can name. The postings of a term are checked on first use.
+    Args:
+        arrays: Arrays of the index.
+        passages: How many passages the index has.
+        options: Constants of the formula.
+        analysis: How queries become terms, which must be how the passages did.
+        fingerprint: A hash that identifies the index.
+
+    Raises:
+        DamagedFolderError: If the arrays do not fit the passages.
+        CorpusError: If there are more passages than a hit can name.
     """
 
     def __init__(
@@ -59,7 +64,7 @@ class BM25:
         analysis: Analysis = ENGLISH,
         fingerprint: str = "",
     ) -> None:
-        check_passage_count(passages)
+        kernels.check_passage_count(passages)
         arrays.check_totals(passages)
         self._arrays = arrays
         self._passages = passages
@@ -81,8 +86,7 @@ class BM25:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides the hits: the index, the analysis of queries, the constants of the formula,
-        and which passages may be found."""
+        """Return everything that decides the hits: index, analysis, constants, and which passages may be found."""
         return {
             "retriever": "bm25",
             "fingerprint": self._fingerprint,
@@ -94,31 +98,28 @@ class BM25:
 
     @property
     def stable(self) -> int:
-        """The number of passages: however many hits are asked for, the first of them are the same."""
+        """Return the number of passages: however many hits are asked for, the first of them are the same."""
         return self._passages
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query: those that share a term with it, best first.
-
-        There are at most as many columns as passages. Raises UsageError if k is below 1.
-        """
+        """Return the k best passages for each query: those that share a term with it, best first."""
         check_strings("queries", queries)
         analyse = Analyser(self._analysis)
         return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k)
 
     def terms(self, words: Sequence[str]) -> list[int]:
-        """The numbers of the analysed words that occur in some passage, repeats included."""
+        """Return the numbers of the analysed words that occur in some passage, repeats included."""
         return [number for number in map(self._term, words) if number >= 0]
 
     def frequency(self, word: str) -> int | None:
-        """In how many passages a word occurs, by its rarest term; None if it has no terms, as a stop word."""
+        """Return how many passages have a word, by its rarest term; None if it has no terms, as a stop word."""
         numbers = [self._term(term) for term in Analyser(self._analysis)(word)]
         if not numbers or -1 in numbers:
             return 0 if numbers else None
         return int(self._plain.frequency(np.array(numbers)).min())
 
     def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int) -> Hits:
-        """The hits of queries given as term numbers."""
+        """Return the hits of queries given as term numbers."""
         check_count("k", k)
         batch = self._batch(queries, min(k, max(self._passages, 1)))
         count, k = batch.heaps_QK.shape
@@ -127,17 +128,17 @@ class BM25:
         if (
             collection.is_laid_out
             and count >= STREAM_QUERIES
-            and follow_each_other(batch.queries)
-            and has_room_for(batch.queries)
+            and stream.follow_each_other(batch.queries)
+            and stream.has_room_for(batch.queries)
         ):
-            search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
+            stream.search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
             return batch.hits()
         if count <= _QUERIES_A_TASK:
-            search_lookups(collection, batch)
+            lookup.search_lookups(collection, batch)
         else:
             parts = [batch.part(first, first + _QUERIES_A_TASK) for first in range(0, count, _QUERIES_A_TASK)]
             with ThreadPoolExecutor(max_workers=min(cores(), len(parts))) as pool:
-                list(pool.map(partial(search_lookups, collection), parts))
+                list(pool.map(partial(lookup.search_lookups, collection), parts))
         return batch.hits()
 
     def _batch(self, queries: Sequence[Sequence[int]], k: int) -> SearchBatch:
@@ -146,7 +147,7 @@ class BM25:
 
     @property
     def collection(self) -> Collection:
-        """The index with the layout of its common terms; the first call reads their postings."""
+        """Return the index with the layout of its common terms; the first call reads their postings."""
         return self._layout.collection()
 
 

@@ -33,7 +33,7 @@ _MAX_STEPS: Final = 21_000
 
 
 def follow_each_other(queries: WeightedQueries) -> bool:
-    """Whether most terms of the queries of a batch occur in the query before, judged by a sample."""
+    """Return whether most terms of the queries of a batch occur in the query before, judged by a sample."""
     count = len(queries.ends) - 1
     pairs = [(queries.part(i - 1, i).terms, queries.part(i, i + 1).terms) for i in range(1, count, -(-count // _PAIRS))]
     shared = sum(len({*before.tolist()} & {*terms.tolist()}) for before, terms in pairs)
@@ -47,10 +47,7 @@ def has_room_for(queries: WeightedQueries) -> bool:
 
 
 class Stream:
-    """Searches for queries in order, each computed from the one before; for one thread at a time.
-
-    `k`: hits per query. `partition`: passages at a time, a multiple of 1,024, which does not affect the hits.
-    """
+    """A search for queries in order, each computed from the one before, by partitions; for one thread at a time."""
 
     def __init__(self, collection: Collection, k: int, partition: int = PARTITION) -> None:
         assert partition % ALIGNED == 0
@@ -65,7 +62,7 @@ class Stream:
         partitions = max(1, -(-collection.passages // self._partition))
         codes, of_index = len(collection.impact_C), len(collection.arrays.offsets) - 1
         rows = max(terms, min(_TABLE_NUMBERS // max(1, codes), of_index))
-        self._known = 0
+        self._term_count = 0
         self._row_V = np.full(of_index, -1, np.int32)
         self._count_T = np.zeros(rows, np.int64)
         self._last = np.zeros(0, np.int32)
@@ -100,13 +97,13 @@ class Stream:
     def _learn(self, terms: NDArray[np.int64]) -> None:
         """Give each new term a row of the tables, after a reset if there are too few."""
         collection, new = self._collection, np.unique(terms[self._row_V[terms] < 0])
-        if self._known + len(new) > len(self._count_T):
+        if self._term_count + len(new) > len(self._count_T):
             new = np.unique(terms)
             self._reset(len(new))
         collection.arrays.check_terms(new, collection.passages)
-        first = self._known
-        self._known += len(new)
-        self._row_V[new] = np.arange(first, self._known)
+        first = self._term_count
+        self._term_count += len(new)
+        self._row_V[new] = np.arange(first, self._term_count)
         idf = collection.idf(collection.frequency(new))
         _learn(new, first, idf, collection.impact_C, collection.postings, self._partition, self._terms)
 
@@ -114,17 +111,17 @@ class Stream:
 @kernel
 def _learn(
     terms: NDArray[np.int64],
-    known: int,
+    first: int,
     idf_T: NDArray[np.float64],
     impact_C: NDArray[np.float64],
     postings: Postings,
     partition: int,
     tables: Terms,
 ) -> None:
-    """Fill the rows of the tables from `known` on with terms."""
+    """Fill the rows of the tables from `first` on with terms."""
     slices_TS, points_TC, words_T = tables
     for place in range(len(terms)):
-        term, row = terms[place], known + place
+        term, row = terms[place], first + place
         begin, end, common = postings.offsets[term], postings.offsets[term + 1], postings.row_V[term]
         words_T[row] = np.int64(common) * postings.words if common >= 0 else -1
         fill_points(idf_T[place], impact_C, UNIT, points_TC[row])
@@ -142,11 +139,7 @@ def _differences(
     count_T: NDArray[np.int64],
     before: NDArray[np.int32],
 ) -> Queries:
-    """Queries given as rows of terms and how often they occur, with the changes from each query to the next.
-
-    `before` holds the terms of the query before the first one. `count_T` holds how often each term occurs in that
-    query, and afterwards in the last one.
-    """
+    """Return queries as rows and counts, with the changes from each to the next; `count_T` becomes that of the last."""
     change_ends = np.zeros(len(ends), np.int64)
     changed = np.empty(2 * len(rows) + len(before), np.int32)
     changes = np.empty(len(changed), np.int64)
@@ -202,11 +195,7 @@ def search_streams(collection: Collection, batch: SearchBatch, threads: int) -> 
 
 
 class QueryRuns:
-    """Divides the numbers below `count` among threads, each of which begins with one run of consecutive numbers.
-
-    Streams are fastest on consecutive queries, so runs are long. Texts differ in cost, so a thread that is done takes
-    over the second half of the longest run.
-    """
+    """The numbers below `count` in long runs for threads; one that is done takes half of the longest run."""
 
     def __init__(self, count: int, threads: int, step: int = _BATCH) -> None:
         borders = [count * thread // threads for thread in range(threads + 1)]
@@ -215,13 +204,13 @@ class QueryRuns:
         self._lock = Lock()
 
     def take(self, thread: int) -> range:
-        """The next piece for a thread; empty when all numbers are taken."""
+        """Return the next piece for a thread; empty when all numbers are taken."""
         with self._lock:
             if not self._remaining[thread]:
                 longest = max(range(len(self._remaining)), key=lambda other: len(self._remaining[other]))
                 run = self._remaining[longest]
                 half = len(run) // 2 if len(run) > self._step else 0
                 self._remaining[longest], self._remaining[thread] = run[:half], run[half:]
-            own = self._remaining[thread]
-            self._remaining[thread] = own[self._step :]
-            return own[: self._step]
+            remaining = self._remaining[thread]
+            self._remaining[thread] = remaining[self._step :]
+            return remaining[: self._step]

@@ -68,13 +68,10 @@ def advance_partitions(
     passages: int,
     heaps_WK: NDArray[np.int64],
 ) -> None:
-    """Advance the state from query to query, and write the best passages of each query into its heap.
-
-    A partition is finished before the next one, so that its sums stay in cache.
-    """
+    """Write the best passages of each query into its heap, a partition at a time, so that its sums stay in cache."""
     most = len(queries.terms)
     room = CommonQueryTerms(0, np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int32))
-    found_W = np.zeros(len(heaps_WK), np.int64)
+    filled_W = np.zeros(len(heaps_WK), np.int64)
     floors_K = np.empty(heaps_WK.shape[1], np.int64)
     lanes = np.empty(kernels.LANES, np.int32)
     for number in range(len(state.kept_P)):
@@ -89,11 +86,11 @@ def advance_partitions(
             state.kept_PK[number],
             state.kept_P[number : number + 1],
         )
-        for w in range(len(found_W)):
+        for w in range(len(filled_W)):
             _change_common(postings, terms, queries, here, w, base, size)
             _change_rare(postings, terms, queries, here, w, number, base)
             common = _common_terms(terms, queries, w, room)
-            found_W[w] = _collect(postings, terms, here, common, mask, base, heaps_WK[w], found_W[w], floors_K, lanes)
+            filled_W[w] = _collect(postings, terms, here, common, mask, base, heaps_WK[w], filled_W[w], floors_K, lanes)
 
 
 @kernels.kernel
@@ -179,15 +176,15 @@ def _collect(
     mask: MaskBits,
     base: int,
     heap: NDArray[np.int64],
-    found: int,
+    filled: int,
     floors_K: NDArray[np.int64],
     lanes: NDArray[np.int32],
 ) -> int:
-    """Offer the passages of a partition that may be among the best; returns how many the heap then holds."""
+    """Offer the passages of a partition that may be among the best; return how many the heap then holds."""
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
     bits_B, open_W = mask
     # A passage must score at least 1 to share a term with the query.
-    threshold = max(_floor(postings, terms, here, common, mask, base, floors_K, heap, found), np.int64(1))
+    threshold = max(_floor(postings, terms, here, common, mask, base, floors_K, heap, filled), np.int64(1))
     for begin in range(0, len(bound_B), kernels.MARKS):
         marks = kernels.tighten(bound_B, rare_B, common_B, begin, np.uint16(rounded_up(threshold)))
         if len(open_W):
@@ -213,11 +210,11 @@ def _collect(
                 score = sums_N[first + lane] + common_score(postings, terms, common, passage)
                 lanes[lane] = rounded_up(score)
                 if score >= threshold:
-                    found = kernels.offer(heap, found, score, passage)
-                    threshold = max(threshold, kernels.worst_score(heap, found) + 1)
+                    filled = kernels.offer(heap, filled, score, passage)
+                    threshold = max(threshold, kernels.worst_score(heap, filled) + 1)
             bound_B[block] = kernels.highest(lanes, 0)
-    _keep(here, heap, found, base)
-    return found
+    _keep(here, heap, filled, base)
+    return filled
 
 
 @kernels.kernel
@@ -230,24 +227,24 @@ def _floor(
     base: int,
     floors_K: NDArray[np.int64],
     heap: NDArray[np.int64],
-    found: int,
+    filled: int,
 ) -> int:
-    """A lower bound of the k-th best score, from the partitions before and the kept passages of this one."""
-    for i in range(found):
+    """Return a lower bound of the k-th best score, from the partitions before and the kept passages of this one."""
+    for i in range(filled):
         floors_K[i] = heap[i]
     for i in range(here.kept_P[0]):
         passage = here.kept_PK[i]
         if may_be_found(mask, passage):
             score = here.sums_N[passage - base] + common_score(postings, terms, common, passage)
-            found = kernels.offer(floors_K, found, score, passage)
-    return kernels.worst_score(floors_K, found)
+            filled = kernels.offer(floors_K, filled, score, passage)
+    return kernels.worst_score(floors_K, filled)
 
 
 @kernels.kernel
-def _keep(here: State, heap: NDArray[np.int64], found: int, base: int) -> None:
+def _keep(here: State, heap: NDArray[np.int64], filled: int, base: int) -> None:
     """Keep this partition's passages among the best so far for the next query."""
     count = 0
-    for i in range(found):
+    for i in range(filled):
         passage = kernels.passage_of(heap[i])
         if passage >= base:
             here.kept_PK[count] = passage

@@ -54,7 +54,7 @@ class WordIds:
         self._id_begins = array("q", [0])
 
     def of_texts(self, texts: Sequence[str]) -> Ids:
-        """The ids of some texts."""
+        """Return the ids of some texts."""
         end = bytes([_END])
         data = b"".join(part for text in texts for part in (text.encode("utf-8", "surrogatepass"), end))
         if max(2 * len(self._id_begins) / len(self._table_H), self._kept / len(self._kept_K)) > _FULL:
@@ -67,8 +67,8 @@ class WordIds:
         )  # fmt: skip
         self._learn(data, new_N2[:new])
         ids = np.frombuffer(self._ids, np.int32) if self._ids else np.zeros(0, np.int32)
-        found: Ids = gather_ids(word_W, end_T, np.frombuffer(self._id_begins, np.int64), ids)
-        return found
+        gathered: Ids = gather_ids(word_W, end_T, np.frombuffer(self._id_begins, np.int64), ids)
+        return gathered
 
     def _learn(self, data: bytes, new_N2: NDArray[np.int64]) -> None:
         """Add new words, given where each begins and ends in the texts, and their new terms."""
@@ -77,13 +77,13 @@ class WordIds:
         text_ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _END)
         last = 0
         for end in np.unique(np.searchsorted(new_N2[:, 0], text_ends)).tolist():
-            new = {term for own in terms[last:end] for term in own if term not in vocabulary}
+            new = {term for word_terms in terms[last:end] for term in word_terms if term not in vocabulary}
             last = end
             for term in sorted(new):
                 vocabulary[term] = len(vocabulary)
         ids, id_begins = self._ids, self._id_begins
-        for own in terms:
-            for term in own:
+        for word_terms in terms:
+            for term in word_terms:
                 ids.append(vocabulary[term])
             id_begins.append(len(ids))
 
@@ -94,21 +94,21 @@ def find_words(
     table_H: NDArray[np.uint64],
     kept_K: NDArray[np.uint8],
     kept: int,
-    known: int,
+    next_number: int,
     word_W: NDArray[np.int32],
     new_N2: NDArray[np.int64],
     end_T: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Write the numbers of the words of the texts, where each new one begins and ends, and how many words there are up
-    to the end of each text; returns how many new ones there are, and how many bytes are then kept.
+    """Write the numbers of the words of the texts, the bounds of new ones, and the number of words up to each end.
 
-    Known words have the numbers below `known`. New ones get the next numbers, and are kept as long as there is room. A
-    place of the table has half of the hash of a word, and one more than where its bytes begin; 0 if it is empty.
+    Return how many new words there are, and how many bytes are then kept. New words get the numbers from `next_number`
+    on, and stay as long as there is room. A place of the table has half of the hash of a word, and one more than where
+    its bytes begin; 0 if it is empty.
     """
-    place = found = text = new = 0
+    place = word = text = new = 0
     while place < len(data_B):
         if data_B[place] == _END:
-            end_T[text] = found
+            end_T[text] = word
             text += 1
             place += 1
             continue
@@ -120,22 +120,22 @@ def find_words(
         hashed, place = _hashed(data_B, begin)
         slot, at = _look_up(table_H, kept_K, hashed, data_B, begin, place - begin)
         if at >= 0:
-            word_W[found] = kept_K[at] | kept_K[at + 1] << 8 | kept_K[at + 2] << 16 | kept_K[at + 3] << 24
+            word_W[word] = kept_K[at] | kept_K[at + 1] << 8 | kept_K[at + 2] << 16 | kept_K[at + 3] << 24
         else:
-            word_W[found] = known + new
+            word_W[word] = next_number + new
             new_N2[new, 0], new_N2[new, 1] = begin, place
-            room = min(len(kept_K) - kept - _HEAD, _LONGEST) if 2 * (known + new) < len(table_H) else 0
+            room = min(len(kept_K) - kept - _HEAD, _LONGEST) if 2 * (next_number + new) < len(table_H) else 0
             if place - begin <= room:
                 table_H[slot] = hashed >> np.uint64(32) << np.uint64(32) | np.uint64(kept + 1)
-                kept = _keep(kept_K, kept, known + new, data_B, begin, place - begin)
+                kept = _keep(kept_K, kept, next_number + new, data_B, begin, place - begin)
             new += 1
-        found += 1
+        word += 1
     return new, kept
 
 
 @kernel
 def _hashed(data_B: NDArray[np.uint8], place: int) -> tuple[np.uint64, int]:
-    """The hash of the word at a place, and where it ends."""
+    """Return the hash of the word at a place, and where it ends."""
     hashed, byte = _SEED, data_B[place]
     while 0x20 < byte < 0xC2 or (byte != _END and not white_space(data_B, place)):
         hashed = (hashed ^ np.uint64(byte)) * _PRIME
@@ -153,7 +153,7 @@ def _look_up(
     begin: int,
     size: int,
 ) -> tuple[np.uint64, np.int64]:
-    """The place of a word in the table, and where its bytes begin; the empty place where it would be, and -1."""
+    """Return the place of a word in the table, and where its bytes begin; the empty place for it, and -1."""
     mask = np.uint64(len(table_H) - 1)
     tag = hashed >> np.uint64(32)
     slot = (hashed ^ tag) & mask
@@ -171,7 +171,7 @@ def _look_up(
 
 @kernel
 def _keep(kept_K: NDArray[np.uint8], kept: int, number: int, data_B: NDArray[np.uint8], begin: int, size: int) -> int:
-    """Append a word; returns how many bytes are then kept."""
+    """Append a word; return how many bytes are then kept."""
     for i in range(4):
         kept_K[kept + i] = number >> 8 * i & 0xFF
     kept_K[kept + 4] = size
@@ -182,7 +182,7 @@ def _keep(kept_K: NDArray[np.uint8], kept: int, number: int, data_B: NDArray[np.
 
 @kernel
 def white_space(data_B: NDArray[np.uint8], place: int) -> int:
-    """How many bytes the character at a place has if it is white space, as for `str.split`; otherwise 0."""
+    """Return how many bytes the character at a place has if it is white space, as for `str.split`; otherwise 0."""
     # comparisons one by one: numba takes a second to compile a set
     first = data_B[place]
     if first <= 0x20:
@@ -194,14 +194,14 @@ def white_space(data_B: NDArray[np.uint8], place: int) -> int:
         return 2 if second == 0x85 or second == 0xA0 else 0
     third = data_B[place + 2]
     if first == 0xE1:
-        found = second == 0x9A and third == 0x80
+        is_space = second == 0x9A and third == 0x80
     elif first == 0xE3:
-        found = second == 0x80 and third == 0x80
+        is_space = second == 0x80 and third == 0x80
     elif second == 0x80:
-        found = third <= 0x8A or third == 0xA8 or third == 0xA9 or third == 0xAF
+        is_space = third <= 0x8A or third == 0xA8 or third == 0xA9 or third == 0xAF
     else:
-        found = second == 0x81 and third == 0x9F
-    return 3 if found else 0
+        is_space = second == 0x81 and third == 0x9F
+    return 3 if is_space else 0
 
 
 @kernel
@@ -214,9 +214,9 @@ def gather_ids(
         while word < end_T[text]:
             sizes_T[text] += begin_N[word_W[word] + 1] - begin_N[word_W[word]]
             word += 1
-    found, place = np.empty(sizes_T.sum(), np.int32), 0
+    gathered, place = np.empty(sizes_T.sum(), np.int32), 0
     for number in word_W[:word]:
         for i in range(begin_N[number], begin_N[number + 1]):
-            found[place] = ids[i]
+            gathered[place] = ids[i]
             place += 1
-    return found, sizes_T
+    return gathered, sizes_T

@@ -51,10 +51,7 @@ def write_postings(
     code_table: NDArray[np.int32],
     postings: Iterable[tuple[NDArray[np.int32], NDArray[np.int32]]],
 ) -> None:
-    """Write all postings, the offsets of terms and the table of codes.
-
-    Postings are passages and rows of that table, some at a time, in the order of the terms.
-    """
+    """Write offsets, codes and all postings: passages and rows of the code table, in the order of the terms."""
     total = int(offsets[-1])
     np.save(folder / "offsets.npy", arrays.narrow(offsets))
     np.save(folder / "code_table.npy", code_table)
@@ -87,7 +84,7 @@ def _begin_array(stream: BinaryIO, dtype: DTypeLike, length: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeTable:
-    """`pairs` (int32, C x 2): the frequency, and the length as Lucene stores it, of each row.
+    """A table of the frequency and the length, as Lucene stores it, of each row: `pairs` (int32, C x 2).
 
     `usual`, `rare_pairs` and `rare` map a pair, written as `frequency << 8 | length byte`, to its row.
     """
@@ -98,7 +95,7 @@ class CodeTable:
     rare: NDArray[np.int32]
 
     def rows_of(self, pairs: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The row of each pair; any row for a pair that is not in the table."""
+        """Return the row of each pair; any row for a pair that is not in the table."""
         usual = pairs < len(self.usual)
         rows = self.usual[np.where(usual, pairs, 0)]
         if len(self.rare):
@@ -109,14 +106,14 @@ class CodeTable:
     def rows(
         self, passages: NDArray[np.int32], frequencies: NDArray[np.int32], lengths: NDArray[np.uint8]
     ) -> NDArray[np.int32]:
-        """The row of each posting, whose pair must be in the table; `lengths` has the length byte of each passage."""
+        """Return the row of each posting, whose pair must be in the table; `lengths` are length bytes by passage."""
         rows = np.empty(len(passages), np.int32)
         _find_rows(passages, frequencies, lengths, self.usual, self.rare_pairs, self.rare, rows)
         return rows
 
 
 class PairCounts:
-    """Counts pairs of term frequency and length byte: in a table, and in a counter for very high frequencies."""
+    """Counts of pairs of term frequency and length byte: in a table, and in a counter for very high frequencies."""
 
     def __init__(self) -> None:
         self._usual = np.zeros(_USUAL_FREQUENCIES << 8, np.int64)
@@ -137,7 +134,7 @@ class PairCounts:
         self._rare.update(dict(zip(pairs[rare].tolist(), counts[rare].tolist(), strict=True)))
 
     def table(self) -> CodeTable:
-        """The table of all pairs that were counted, the commonest first."""
+        """Return the table of all pairs that were counted, the commonest first."""
         rare = np.array(sorted(self._rare), np.int64)
         seen = np.flatnonzero(self._usual)
         pairs = np.concatenate([seen, rare])
@@ -178,10 +175,7 @@ def _find_rows(
 
 
 class SortedRun:
-    """The result of `sort_by_term` in a file, read from its first term to its last, a range of terms at a time.
-
-    The file holds int32: terms, number of postings of each, all passages, all frequencies.
-    """
+    """What `sort_by_term` returns in a file of int32, read from its first term to its last, a range at a time."""
 
     def __init__(self, file: Path, *parts: NDArray[np.int32]) -> None:
         self.file = file
@@ -192,11 +186,11 @@ class SortedRun:
                 stream.write(part.data)
 
     def sizes(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The terms, and the number of postings of each."""
+        """Return the terms, and the number of postings of each."""
         return self._read(0, self._terms), self._read(self._terms, self._terms)
 
     def read_below(self, term: int) -> tuple[NDArray[np.int32], ...]:
-        """The unread terms below `term`: terms, number of postings of each, passages, frequencies."""
+        """Return the unread terms below `term`: terms, number of postings of each, passages, frequencies."""
         begin, posting, count = self._next_term, self._next_posting, 0
         if self._terms:
             terms = np.memmap(self.file, _INT, "r", shape=(self._terms,))
@@ -209,12 +203,12 @@ class SortedRun:
         return self._read(begin, count), sizes, passages, frequencies
 
     def _read(self, begin: int, count: int) -> NDArray[np.int32]:
-        """`count` numbers of the file, from number `begin` on."""
+        """Return `count` numbers of the file, from number `begin` on."""
         return np.fromfile(self.file, _INT, count, offset=begin * _INT.itemsize)
 
 
 def term_offsets(runs: list[SortedRun], terms: int) -> NDArray[np.int64]:
-    """Where the postings of each term begin, and where the last ones end."""
+    """Return where the postings of each term begin, and where the last ones end."""
     offsets = np.zeros(terms + 1, np.int64)
     for run in runs:
         own_terms, sizes = run.sizes()
@@ -225,7 +219,7 @@ def term_offsets(runs: list[SortedRun], terms: int) -> NDArray[np.int64]:
 def merge_runs(
     runs: list[SortedRun], offsets: NDArray[np.int64], at_a_time: int
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-    """The passages and frequencies of all postings, in the order of the terms, about `at_a_time` at a time."""
+    """Yield the passages and frequencies of all postings by term, about `at_a_time` at a time."""
     for first, last in term_ranges(offsets, at_a_time):
         count = int(offsets[last] - offsets[first])
         passages, frequencies = np.empty(count, np.int32), np.empty(count, np.int32)
@@ -237,7 +231,7 @@ def merge_runs(
 
 
 def term_ranges(offsets: NDArray[np.int64], postings: int) -> Iterator[tuple[int, int]]:
-    """Ranges of terms that have at most `postings` postings, or are one term."""
+    """Yield ranges of terms that have at most `postings` postings, or are one term."""
     first, terms = 0, len(offsets) - 1
     while first < terms:
         last = int(np.searchsorted(offsets, offsets[first] + postings, side="right")) - 1
@@ -250,11 +244,7 @@ def term_ranges(offsets: NDArray[np.int64], postings: int) -> Iterator[tuple[int
 def sort_by_term(
     terms: NDArray[Any], begins: NDArray[Any], vocabulary: int, first: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Sort the postings of consecutive passages, numbered from `first`, by term; returns terms, number of postings of
-    each, passages, frequencies.
-
-    The first pass counts the passages of each term, the second appends each posting to those of its term.
-    """
+    """Sort the postings of passages from `first` on by term; return terms, sizes, passages, frequencies."""
     sizes = np.zeros(vocabulary, np.int32)
     last_seen = np.full(vocabulary, -1, np.int32)
     for passage in range(len(begins) - 1):

@@ -60,39 +60,39 @@ class ApiEncoder:
 
     @property
     def dimension(self) -> int:
-        """The length of a vector."""
+        """Return the length of a vector."""
         _ = self._client
         return self._dimension
 
     @property
     def query_fingerprint(self) -> str:
-        """A short hash of the model's name and of its vector of a sentence."""
+        """Return a short hash of the model's name and of its vector of a sentence."""
         _ = self._client
         return self._fingerprint
 
     @property
     def query_config(self) -> dict[str, JsonValue]:
-        """The fingerprint, and how texts are read."""
+        """Return the fingerprint, and how texts are read."""
         reading: dict[str, JsonValue] = {"api": "embeddings", "normalize": self._options.normalize}
         return {"fingerprint": self.query_fingerprint, "reading": reading, "model": self._endpoint.model}
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The options and the fingerprint."""
-        own = self.query_fingerprint
-        return {**asdict(self._options), "passage_fingerprint": own, "query_fingerprint": own}
+        """Return the options and the fingerprint."""
+        fingerprint = self.query_fingerprint
+        return {**asdict(self._options), "passage_fingerprint": fingerprint, "query_fingerprint": fingerprint}
 
     def passage_text(self, passage: Passage) -> str:
-        """The title, a line break and the text."""
+        """Return the title, a line break and the text."""
         with_title = self._options.titles and passage.title
         return f"{passage.title}\n{passage.text}" if with_title else passage.text
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
-        """The vectors (float32, P x D) of passages. Raises ServerError, BudgetError or StorageError."""
-        return self._vectors([self.passage_text(one) for one in passages], advance)
+        """Return the vectors (float32, P x D) of passages; raises ServerError, BudgetError or StorageError."""
+        return self._vectors([self.passage_text(passage) for passage in passages], advance)
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
-        """The vectors (float32, Q x D) of queries. Raises ServerError, BudgetError or StorageError."""
+        """Return the vectors (float32, Q x D) of queries; raises ServerError, BudgetError or StorageError."""
         check_strings("queries", queries)
         return self._vectors(queries)
 
@@ -118,7 +118,7 @@ class ApiEncoder:
             yield ApiRequest("/embeddings", body, tokens, parse=partial(self._vectors_of, count=len(batch)))
 
     def _vectors_of(self, answer: JsonObject, count: int) -> FloatArray:
-        """The vectors (T x D) of an answer in the order of the texts; ServerError if it has others."""
+        """Return the vectors (T x D) of an answer in the order of the texts; ServerError if it has others."""
         data: Any = answer.get("data")
         try:
             vectors = {int(entry["index"]): entry["embedding"] for entry in data}

@@ -47,10 +47,7 @@ _LOSSLESS_CODES: Final = (faiss.ScalarQuantizer.QT_fp16, faiss.ScalarQuantizer.Q
 
 
 def text_hashes(encoder: Encoder, passages: Sequence[Passage]) -> NDArray[np.bytes_]:
-    """The hashes (S16) of the texts of passages that an encoder reads.
-
-    Raises CorpusError if a passage has no text to encode.
-    """
+    """Return the hashes (S16) of the texts that an encoder reads; CorpusError if a passage has none."""
     hash_P = np.empty(len(passages), f"S{HASH_BYTES}")
     for row, passage in enumerate(passages):
         text = encoder.passage_text(passage)
@@ -64,8 +61,7 @@ def text_hashes(encoder: Encoder, passages: Sequence[Passage]) -> NDArray[np.byt
 
 
 class SavedChunks:
-    """The vectors of an encoder in the folder `work`, in files of up to `CHUNK` texts; `encoded` counts those that were
-    encoded and not found there."""
+    """The vectors of an encoder in the folder `work`, by `CHUNK` texts; `encoded` counts those not found there."""
 
     def __init__(self, work: Path, encoder: Encoder) -> None:
         self.encoded = 0
@@ -75,11 +71,7 @@ class SavedChunks:
         self._prefix = hashlib.sha256(config).hexdigest()[:HASH_BYTES]
 
     def encode(self, passages: Sequence[Passage], hash_P: NDArray[np.bytes_], advance: Advance | None = None) -> Path:
-        """Encode passages, whose texts have these hashes, unless that was done; return the file with their vectors.
-
-        `advance` is called as they are encoded. Raises ModelError if a vector is invalid, StorageError if the disk is
-        full.
-        """
+        """Encode passages whose texts have these hashes, unless that was done; return the file of their vectors."""
         file = self._work / f"{self._prefix}-{_name(hash_P)}.npz"
         if not len(_hashes(file)):
             vectors_PD = self._encoder.encode_passages(passages, advance)
@@ -88,10 +80,10 @@ class SavedChunks:
             _save(file, hash_P, vectors_PD)
         return file
 
-    def add_to(self, known: "KnownVectors") -> None:
-        """Add the vectors of the files that are whole to `known`."""
+    def add_to(self, vectors: "KnownVectors") -> None:
+        """Add the vectors of the files that are whole."""
         for file in sorted(self._work.glob(f"{self._prefix}-*.npz")):
-            known.add_file(file, _hashes(file))
+            vectors.add_file(file, _hashes(file))
 
 
 class _Source(NamedTuple):
@@ -116,18 +108,18 @@ class KnownVectors:
         self.add(hash_V, lambda rows: _read(file)[1][rows])
 
     def places(self, hash_P: NDArray[np.bytes_]) -> IntArray:
-        """The places (int64) of the vectors with these hashes, for `read`; -1 where there is none."""
+        """Return the places (int64) of the vectors with these hashes, for `read`; -1 where there is none."""
         every = np.concatenate([np.zeros(0, hash_P.dtype), *(source.hash_V for source in self._sources)])
         order = np.argsort(every, kind="stable")
-        found = np.searchsorted(every, hash_P, sorter=order)
+        slot_P = np.searchsorted(every, hash_P, sorter=order)
         place_P = np.full(len(hash_P), _UNKNOWN, np.int64)
-        inside = found < len(every)
-        place_P[inside] = order[found[inside]]
+        inside = slot_P < len(every)
+        place_P[inside] = order[slot_P[inside]]
         place_P[inside] = np.where(every[place_P[inside]] == hash_P[inside], place_P[inside], _UNKNOWN)
         return place_P
 
     def read(self, places: IntArray) -> FloatArray:
-        """The vectors (float32, P x D) at these places."""
+        """Return the vectors (float32, P x D) at these places."""
         distinct, inverse = np.unique(places, return_inverse=True)
         ends = np.cumsum([0, *(len(source.hash_V) for source in self._sources)])
         parts = np.split(distinct, np.searchsorted(distinct, ends[1:-1]))
@@ -143,39 +135,35 @@ def write_vectors(
     folder: Path,
     passages: Sequence[Passage],
     hash_P: NDArray[np.bytes_],
-    known: KnownVectors,
+    vectors: KnownVectors,
     options: VectorOptions,
     chunks: SavedChunks | None,
     dimension: int,
 ) -> None:
-    """Write the vectors of passages, whose texts have these hashes, into a new folder, as if all had been encoded.
-
-    Those that are not `known` are encoded and saved by `chunks`, which is not needed if all are known. Raises
-    UsageError if FAISS cannot make the index, or has too few vectors to train it.
-    """
+    """Write the vectors of passages into a new folder; those that are not in `vectors` are encoded by `chunks`."""
     index = new_faiss_index(dimension, options.faiss)
     if chunks:
-        chunks.add_to(known)
+        chunks.add_to(vectors)
         _, firsts = np.unique(hash_P, return_index=True)
-        new = np.sort(firsts[known.places(hash_P[firsts]) == _UNKNOWN])
+        new = np.sort(firsts[vectors.places(hash_P[firsts]) == _UNKNOWN])
         with progress_bar("Encoding passages", len(hash_P)) as advance:
             advance(len(hash_P) - len(new))
             for begin in range(0, len(new), CHUNK):
                 rows = new[begin : begin + CHUNK]
                 file = chunks.encode([passages[row] for row in rows.tolist()], hash_P[rows], advance)
-                known.add_file(file, hash_P[rows])
-    place_P = known.places(hash_P)
+                vectors.add_file(file, hash_P[rows])
+    place_P = vectors.places(hash_P)
     assert (place_P != _UNKNOWN).all(), "every text is known or encoded"
     if not index.is_trained:
-        _train_faiss(index, known.read(place_P[_drawn(len(place_P), options)]), options.faiss)
+        _train_faiss(index, vectors.read(place_P[_drawn(len(place_P), options)]), options.faiss)
     folder.mkdir(parents=True)
-    _add(index, known, place_P, options, folder)
+    _add(index, vectors, place_P, options, folder)
     np.save(folder / HASHES, hash_P)
     faiss.write_index(index, str(folder / VECTORS))
     faiss.read_index(str(folder / VECTORS), faiss.IO_FLAG_MMAP_IFC)
 
 
-def _add(index: faiss.Index, known: KnownVectors, place_P: IntArray, options: VectorOptions, folder: Path) -> None:
+def _add(index: faiss.Index, vectors: KnownVectors, place_P: IntArray, options: VectorOptions, folder: Path) -> None:
     """Add the vectors at these places to the index, and write them as they are if it keeps only approximations."""
     raw = None
     if not _keeps_vectors(index):
@@ -183,7 +171,7 @@ def _add(index: faiss.Index, known: KnownVectors, place_P: IntArray, options: Ve
     try:
         with progress_bar("Adding vectors", len(place_P)) as advance:
             for begin in range(0, len(place_P), CHUNK):
-                vectors_PD = np.ascontiguousarray(known.read(place_P[begin : begin + CHUNK]))
+                vectors_PD = np.ascontiguousarray(vectors.read(place_P[begin : begin + CHUNK]))
                 index.add(vectors_PD)
                 if raw is not None:
                     raw[begin : begin + CHUNK] = vectors_PD
@@ -198,7 +186,7 @@ def _add(index: faiss.Index, known: KnownVectors, place_P: IntArray, options: Ve
 
 
 def _drawn(count: int, options: VectorOptions) -> IntArray:
-    """The numbers (rising), of `count` vectors, of those to train on."""
+    """Return the numbers (rising), of `count` vectors, of those to train on."""
     size = min(options.training_sample, count)
     return np.sort(np.random.default_rng(options.seed).choice(count, size, replace=False))
 
@@ -217,12 +205,12 @@ def _save(file: Path, hash_P: NDArray[np.bytes_], vectors_PD: FloatArray) -> Non
     """Write a chunk atomically; two machines may write the same one."""
     if file.is_dir():
         raise DamagedFolderError(f"{file} is a folder, but a file belongs there; remove it and rerun the command.")
-    buffer, own = io.BytesIO(), file.with_name(uuid.uuid4().hex)
+    buffer, temporary = io.BytesIO(), file.with_name(uuid.uuid4().hex)
     np.savez(buffer, hashes=hash_P, vectors=np.asarray(vectors_PD, np.float32))
     with storage_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(own, buffer.getvalue())
-        own.replace(file)
+        write_atomically(temporary, buffer.getvalue())
+        temporary.replace(file)
 
 
 def _read(file: Path) -> tuple[NDArray[np.bytes_], FloatArray]:
@@ -232,7 +220,7 @@ def _read(file: Path) -> tuple[NDArray[np.bytes_], FloatArray]:
 
 
 def _hashes(file: Path) -> NDArray[np.bytes_]:
-    """Return the hashes of a saved chunk, which its name tells too; none if there is no such file, or it is damaged."""
+    """Return the hashes of a saved chunk, as its name tells; none if there is no such file, or it is damaged."""
     try:
         hash_V, _ = _read(file)
     except Exception:  # noqa: BLE001  # a damaged archive fails in ways that cannot be listed
@@ -245,11 +233,7 @@ def _name(hash_V: NDArray[np.bytes_]) -> str:
 
 
 def new_faiss_index(dimension: int, string: str) -> faiss.Index:
-    """An empty FAISS index for inner products of vectors of `dimension`, made by `index_factory`.
-
-    Raises UsageError if the string is of no kind that compares by inner products and takes vectors in order and in
-    parts, or if FAISS cannot use it for that dimension.
-    """
+    """Return an empty FAISS index for inner products; UsageError if it cannot take vectors in order and in parts."""
     reason = "of its kinds, use Flat, SQ8, SQfp16, PQ64, HNSW32, or IVF4096 or OPQ64 before one, as in IVF4096,PQ64"
     if _KIND.fullmatch(string):
         try:
@@ -260,10 +244,7 @@ def new_faiss_index(dimension: int, string: str) -> faiss.Index:
 
 
 def _train_faiss(index: faiss.Index, vectors_PD: FloatArray, string: str) -> None:
-    """Train an index on these vectors (float32).
-
-    Raises UsageError if there are too few of them.
-    """
+    """Train an index on these vectors (float32); UsageError if there are too few of them."""
     try:
         index.train(vectors_PD)
     except RuntimeError as error:

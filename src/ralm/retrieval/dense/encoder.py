@@ -53,11 +53,7 @@ _PROMPTS: Final = {"query": ("query",), "document": ("document", "passage", "cor
 
 
 class SentenceEncoder:
-    """An encoder or a pair of encoders, each loaded on first use; see `EncoderOptions`.
-
-    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). `batch`: most texts encoded at once; it affects speed,
-    not vectors.
-    """
+    """An encoder or a pair of encoders, each loaded on first use; see `EncoderOptions`."""
 
     def __init__(self, options: EncoderOptions, *, device: str = "auto", batch: int = _BATCH) -> None:
         self._options = options
@@ -66,14 +62,14 @@ class SentenceEncoder:
 
     @cached_property
     def passage_model(self) -> SentenceTransformer:
-        """The model that encodes passages."""
+        """Return the model that encodes passages."""
         model = load_model(self._options.encoder, self._options, self._device)
         _check_length("passage_length", self._options.passage_length, model)
         return model
 
     @cached_property
     def query_model(self) -> SentenceTransformer:
-        """The model that encodes queries: the same one, unless the options name another."""
+        """Return the model that encodes queries: the same one, unless the options name another."""
         name = self._options.query_encoder
         _ = self.trained_for  # fails with a clear message if a trained encoder was altered
         model = self.passage_model if name is None else load_model(name, self._options, self._device)
@@ -82,24 +78,23 @@ class SentenceEncoder:
 
     @cached_property
     def dimension(self) -> int:
-        """The length of a query's vector."""
+        """Return the length of a query's vector."""
         return dimension_of(self.query_model)
 
     @cached_property
     def query_fingerprint(self) -> str:
-        """A short hash of the weights that encode queries."""
+        """Return a short hash of the weights that encode queries."""
         return encoder_fingerprint(self.query_model)
 
     @cached_property
     def trained_for(self) -> str | None:
-        """The fingerprint of the passage encoder that the query encoder was trained for; None if it names none."""
+        """Return the fingerprint of the passage encoder that the query encoder was trained for, if it names one."""
         name = self._options.query_encoder
         return None if name is None else dense_options.trained_for(name)
 
     @property
     def query_config(self) -> dict[str, JsonValue]:
-        """The fingerprint, configuration and tokenizer of the query encoder, how it reads a text, and its options,
-        without the names of folders."""
+        """Return what identifies the query encoder, without names of folders."""
         model = self.query_model
         options = {name: value for name, value in asdict(self._options).items() if name not in _PASSAGE_OPTIONS}
         return {
@@ -111,53 +106,46 @@ class SentenceEncoder:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The options with the full paths of folders, and the fingerprints of the weights.
-
-        Raises ModelError if the two encoders of a pair give vectors of different lengths.
-        """
+        """Return the options with full paths, and the fingerprints; ModelError if the lengths of vectors differ."""
         passages = dimension_of(self.passage_model)
         if passages != self.dimension:
             raise ModelError(
                 f"the encoder of passages {self._options.encoder} gives vectors of {passages} dimensions, that of "
                 f"queries {self._options.query_encoder} of {self.dimension}; choose two encoders that belong together."
             )
-        own = self.passage_model is self.query_model
+        is_single = self.passage_model is self.query_model
         names = {"encoder": _full_name(self._options.encoder), "query_encoder": _full_name(self._options.query_encoder)}
         return {
             **asdict(self._options),
             **names,
-            "passage_fingerprint": self.query_fingerprint if own else encoder_fingerprint(self.passage_model),
+            "passage_fingerprint": self.query_fingerprint if is_single else encoder_fingerprint(self.passage_model),
             "query_fingerprint": self.query_fingerprint,
         }
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
-        """The vectors (float32, Q x D) of queries; too long a query keeps its end, unless `query_keeps` is first."""
+        """Return the vectors (float32, Q x D) of queries; too long a query keeps the end of `query_keeps`."""
         check_strings("queries", queries)
         model = _cutting(self.query_model, self._options.query_keeps)
         return self._encode(model, model.encode_query, queries, self._options.query_length, None)
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
-        """The vectors (float32, P x D) of passages; a passage that is too long keeps its beginning.
-
-        `advance` is called as passages are encoded, several at a time.
-        """
+        """Return the vectors (float32, P x D) of passages; one that is too long keeps its beginning."""
         model = _cutting(self.passage_model, "first")
         texts = [self.passage_text(passage) for passage in passages]
         return self._encode(model, model.encode_document, texts, self._options.passage_length, advance)
 
     def query_tensor(self, queries: Sequence[str]) -> torch.Tensor:
-        """The vectors of queries as `encode_queries` makes them, all in one batch and with gradients."""
+        """Return the vectors of queries as `encode_queries` makes them, in one batch and with gradients."""
         model = _cutting(self.query_model, self._options.query_keeps)
         return self._forward(model, "query", queries, self._options.query_length)
 
     def passage_tensor(self, passages: Sequence[Passage]) -> torch.Tensor:
-        """The vectors of passages as `encode_passages` makes them, all in one batch and with gradients."""
+        """Return the vectors of passages as `encode_passages` makes them, in one batch and with gradients."""
         texts = [self.passage_text(passage) for passage in passages]
         return self._forward(_cutting(self.passage_model, "first"), "document", texts, self._options.passage_length)
 
     def passage_text(self, passage: Passage) -> str:
-        """The title, a separator and the text of a passage. The separator is [SEP] for DPR, as it was trained, and a
-        line break for other encoders."""
+        """Return the title, a separator ([SEP] for DPR, as it was trained, or a line break) and the text."""
         if not self._options.titles or not passage.title:
             return passage.text
         return f"{passage.title}{self._separator}{passage.text}"
@@ -204,13 +192,13 @@ class SentenceEncoder:
         vectors_TD = np.empty((len(texts), dimension_of(model)), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         size = self._batch * _BATCHES_A_CALL
-        for some in (order[begin : begin + size] for begin in range(0, len(order), size)):
+        for rows in (order[begin : begin + size] for begin in range(0, len(order), size)):
             batch = self._batch
             if model.device.type == "cpu":
-                batch = min(batch, max(_MIN_BATCH, _CHARACTERS // max(1, len(texts[some[0]]))))
+                batch = min(batch, max(_MIN_BATCH, _CHARACTERS // max(1, len(texts[rows[0]]))))
             with _readable(model, length):
-                vectors_TD[some] = encode(
-                    [texts[i] for i in some],
+                vectors_TD[rows] = encode(
+                    [texts[i] for i in rows],
                     batch_size=batch,
                     normalize_embeddings=self._options.normalize,
                     show_progress_bar=False,
@@ -218,17 +206,17 @@ class SentenceEncoder:
                     **_limits(length),
                 )
             if advance is not None:
-                advance(len(some))
+                advance(len(rows))
         return vectors_TD
 
 
 def _limits(length: int | None) -> dict[str, Any]:
-    """The arguments of sentence-transformers that limit the tokens that are read."""
+    """Return the arguments of sentence-transformers that limit the tokens that are read."""
     return {} if length is None else {"processing_kwargs": {"text": {"max_length": length, "truncation": True}}}
 
 
 def _encodable(texts: Sequence[str]) -> list[str]:
-    """The texts with U+FFFD for unpaired surrogates, which no tokenizer accepts."""
+    """Return the texts with U+FFFD for unpaired surrogates, which no tokenizer accepts."""
     return [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
 
 
@@ -246,20 +234,19 @@ def _check_length(name: str, length: int | None, model: SentenceTransformer) -> 
 
 @contextmanager
 def _readable(model: SentenceTransformer, length: int | None) -> Iterator[None]:
-    """Turn an encoder's failure on long texts, or on tokens that it does not know, into a ModelError; encoders do not
-    report how many tokens they accept."""
+    """Turn failures on long texts or unknown tokens into ModelError; encoders do not say how many they accept."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, IndexError) as error:
         highest = max(model.tokenizer.get_vocab().values(), default=0)
-        embeddings = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
-        known = max((one.num_embeddings for one in embeddings), default=highest + 1)
-        if highest >= known:
+        embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+        limit = max((module.num_embeddings for module in embeddings), default=highest + 1)
+        if highest >= limit:
             raise ModelError(
                 f"the encoder cannot read a text ({short_message(error)}): its tokenizer has tokens up to number "
-                f"{highest:,}, but its weights are for {known:,} tokens. Use the tokenizer that belongs to the weights."
+                f"{highest:,}, but its weights are for {limit:,} tokens. Use the tokenizer that belongs to the weights."
             ) from error
         if length is None:
             raise
@@ -281,10 +268,7 @@ def _full_name(name: str | None) -> str | None:
 
 
 def load_model(name: str, options: EncoderOptions, device: str | None) -> SentenceTransformer:
-    """A model of sentence-transformers, or a bare model with pooling over its tokens, by hub name or folder.
-
-    Raises ModelError if there is no such model, or it cannot be moved to the device.
-    """
+    """Load a model of sentence-transformers, or a bare model with pooling; ModelError if there is none."""
     loading.check_device(device or "auto")
     folder = Path(name)
     if not (folder / "modules.json").is_file():
@@ -302,7 +286,7 @@ def load_model(name: str, options: EncoderOptions, device: str | None) -> Senten
 
 
 def _is_unused(weight: str) -> bool:
-    """Whether a weight belongs to BERT's pooler, which no vector depends on and many folders lack."""
+    """Return whether a weight belongs to BERT's pooler, which no vector depends on and many folders lack."""
     return "pooler." in weight
 
 
@@ -319,14 +303,14 @@ def save_model(model: SentenceTransformer, folder: Path, separator: str) -> None
 
 
 def dimension_of(model: SentenceTransformer) -> int:
-    """The length of the vectors that a model gives."""
+    """Return the length of the vectors that a model gives."""
     dimension = model.get_embedding_dimension()
     assert dimension is not None, "the last module of a model has an output dimension"
     return dimension
 
 
 def encoder_fingerprint(model: SentenceTransformer) -> str:
-    """A short hash of all weights except BERT's pooler."""
+    """Return a short hash of all weights except BERT's pooler."""
     digest = hashlib.sha256()
     for name, weights in sorted(model.state_dict().items()):
         if _is_unused(name):
@@ -337,7 +321,7 @@ def encoder_fingerprint(model: SentenceTransformer) -> str:
 
 
 def model_reading(model: SentenceTransformer) -> dict[str, JsonValue]:
-    """How the modules of a model read a text, apart from their weights; only names that are stable across versions."""
+    """Return how modules read a text, apart from their weights; only names that are stable across versions."""
     modules = [module for module in model.modules() if type(module).__module__.startswith("sentence_transformers.")][1:]
     pooling = [module for module in modules if isinstance(module, Pooling)]
     return {
@@ -352,7 +336,7 @@ def model_reading(model: SentenceTransformer) -> dict[str, JsonValue]:
 
 
 def model_settings(model: SentenceTransformer) -> str:
-    """A short hash of the architecture and the tokenizer of a model."""
+    """Return a short hash of the architecture and the tokenizer of a model."""
     described = [module.get_config_dict() for module in model.modules() if hasattr(module, "get_config_dict")]
     described += [module.config.to_dict() for module in model.modules() if isinstance(module, PreTrainedModel)]
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
@@ -363,19 +347,13 @@ def model_settings(model: SentenceTransformer) -> str:
 
 
 def is_dpr(name: str) -> bool:
-    """Whether a folder or hub model is an encoder of DPR, by its config.json, which many other models lack.
-
-    Raises OSError if the hub cannot be reached.
-    """
+    """Return whether a folder or hub model is DPR, by its config.json, if any; OSError if the hub cannot be reached."""
     file = cached_file(name, "config.json", _raise_exceptions_for_missing_entries=False)
     return file is not None and json.loads(Path(file).read_text(encoding="utf-8")).get("model_type") == "dpr"
 
 
 def load_dpr(name: str, model_kwargs: dict[str, Any]) -> list[nn.Module]:
-    """The modules of a DPR encoder: its BERT, pooling on the first token, and the linear map if it has one.
-
-    Raises ValueError if the folder is DPR's reader, or does not say which encoder it is.
-    """
+    """Load the modules of a DPR encoder; ValueError if the folder is DPR's reader, or does not say which encoder."""
     config = AutoConfig.from_pretrained(name)
     architectures = config.architectures or []
     chosen = next((architecture for architecture in architectures if architecture in _CLASSES), None)
@@ -395,7 +373,7 @@ def load_dpr(name: str, model_kwargs: dict[str, Any]) -> list[nn.Module]:
 
 
 def _as_module(bert: Any, tokenizer: Any, model_kwargs: dict[str, Any]) -> Transformer:
-    """A BERT in memory as a module, through a folder, since modules can only be loaded from folders."""
+    """Return a BERT in memory as a module, through a folder, since modules can only be loaded from folders."""
     settings = {name: value for name, value in bert.config.to_dict().items() if name not in _DPR_SETTINGS}
     bert.config = BertConfig(**settings)
     with scratch_folder() as folder:

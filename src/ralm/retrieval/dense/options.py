@@ -114,10 +114,17 @@ def dense_extra() -> AbstractContextManager[None]:
 
 
 def load_encoder(options: EncoderOptions, *, device: str = "auto", api: RequestOptions | None = None) -> Encoder:
-    """An encoder by hub name, folder, or URL#MODEL of an API for embeddings; it is loaded or asked on first use.
+    """Return an encoder that is loaded, or asked, on first use.
 
-    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). `api`: how a server is asked. Raises MissingExtraError
-    at once, and ModelError or ServerError later if the weights cannot be loaded or the server does not answer.
+    Args:
+        options: Its hub name, folder, or URL#MODEL of an API for embeddings, and how it makes vectors.
+        device: cpu, cuda, cuda:N, or auto (a GPU if there is one).
+        api: How a server is asked.
+
+    Raises:
+        MissingExtraError: At once, if the extra `dense` is not installed.
+        ModelError: Later, if the weights cannot be loaded.
+        ServerError: Later, if the server does not answer.
     """
     if is_api(options.encoder):
         with extra("api", "models behind an API need", API_PACKAGES):
@@ -150,7 +157,7 @@ class EncoderArguments:
 
 
 def is_trained(folder: Path) -> bool:
-    """Whether a training wrote this folder."""
+    """Return whether a training wrote this folder."""
     try:
         return manifest.kind_of(folder) == ENCODER_KIND.name
     except FolderError:
@@ -158,7 +165,7 @@ def is_trained(folder: Path) -> bool:
 
 
 def trained_options(folder: Path, like: EncoderOptions) -> EncoderOptions:
-    """The options of the encoder, or the pair, in the folder of a training; the other options as in `like`."""
+    """Return the options of the encoder, or the pair, in the folder of a training, otherwise as in `like`."""
     passages = folder / PASSAGE_ENCODER
     if not passages.is_dir():
         return replace(like, encoder=str(folder), query_encoder=None)
@@ -171,7 +178,7 @@ def write_reading(folder: Path, reading: dict[str, str]) -> None:
 
 
 def recorded_reading(name: str) -> dict[str, str]:
-    """The record that `write_reading` wrote into a folder; empty for any other encoder."""
+    """Return the record that `write_reading` wrote into a folder; empty for any other encoder."""
     try:
         reading = json.loads((Path(name) / _READING).read_bytes())
     except (OSError, ValueError):
@@ -180,11 +187,7 @@ def recorded_reading(name: str) -> dict[str, str]:
 
 
 def trained_for(name: str) -> str | None:
-    """The fingerprint of the passage encoder that the query encoder in a folder was trained for; None if it was not
-    trained for one, or is not a folder of ralm.
-
-    Raises DamagedFolderError if the folder was altered since it was trained.
-    """
+    """Return the fingerprint of the passage encoder that the query encoder in a folder was trained for, if any."""
     folder = Path(name)
     if not is_trained(folder):
         return None

@@ -55,11 +55,7 @@ most."""
 
 
 class Dense:
-    """A retriever over the passage vectors of an index: `vectors`, whose rows are the numbers of the passages.
-
-    `fingerprint`: a hash that identifies the vectors. Raises FolderError if the encoder's vectors have another length
-    than those of the index, UsageError if an option is for another kind of index.
-    """
+    """A retriever over the passage vectors of an index, whose rows are the numbers of the passages."""
 
     def __init__(
         self,
@@ -98,7 +94,7 @@ class Dense:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides the hits: the index, the query encoder, and how much is searched."""
+        """Return everything that decides the hits: the index, the query encoder, and how much is searched."""
         return {
             "retriever": "dense",
             "fingerprint": self._fingerprint,
@@ -108,64 +104,59 @@ class Dense:
         }
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query with their inner products; none for a blank query.
-
-        There are at most as many columns as passages. Equal scores are ordered by passage number. Rows end in
-        `NO_PASSAGE` if the corpus, or the part of it that an approximate index searched, has fewer than k passages.
-        Raises UsageError if k is below 1, ModelError if a query's vector is invalid.
-        """
+        """Return the k best passages for each query, none for a blank one; equal scores are ordered by number."""
         check_search(queries, k)
         k = min(k, max(self._vectors.ntotal, 1))
         rows = np.array([row for row, query in enumerate(queries) if query.strip()], dtype=np.int64)
         step = max(1, min(_QUERIES_AT_A_TIME, _HITS_AT_A_TIME // self._search_size(k)))
         hits = Hits.none(len(queries), k)
         chunks = np.split(rows, range(step, len(rows), step))
-        for some in track(chunks, "Retrieving", len(chunks)) if len(chunks) > 1 else chunks:
-            if len(some):
-                vectors_QD = self._encoder.encode_queries([queries[row] for row in some])
-                hits.numbers_QK[some], hits.scores_QK[some] = self._search(vectors_QD, k)
+        for chunk in track(chunks, "Retrieving", len(chunks)) if len(chunks) > 1 else chunks:
+            if len(chunk):
+                vectors_QD = self._encoder.encode_queries([queries[row] for row in chunk])
+                hits.numbers_QK[chunk], hits.scores_QK[chunk] = self._search(vectors_QD, k)
         return hits
 
     def _search_size(self, k: int) -> int:
-        """The number of hits that FAISS must return for the k best of a query."""
+        """Return the number of hits that FAISS must return for the k best of a query."""
         skips = self._selector is None or isinstance(self._vectors, _SKIPPING)
         return _MORE * k if skips else k + len(self._excluded)
 
     def _search(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
-        """The numbers and scores of the k best that may be found."""
+        """Return the numbers and scores of the k best that may be found."""
         if not np.isfinite(vectors_QD).all():
             raise ModelError(
                 "the encoder gives a vector with NaN or infinity for a query; its weights are damaged or overflow in "
                 "the number format that the index was built with."
             )
-        index, left = self._vectors, self._vectors.ntotal - len(self._excluded)
+        index, allowed = self._vectors, self._vectors.ntotal - len(self._excluded)
         if self._selector is None or not isinstance(index, _SKIPPING):
             return self._of_all(vectors_QD, k + len(self._excluded), k)
         if isinstance(index, faiss.IndexIVF):
             parameters = faiss.SearchParametersIVF(sel=self._selector, nprobe=index.nprobe)
-            found = _ordered(index.search(vectors_QD, k, params=parameters), k)
-        elif isinstance(index, faiss.IndexHNSW) and left > _FEW * index.ntotal:
-            effort = round(index.hnsw.efSearch * index.ntotal / left)
+            best = _ordered(index.search(vectors_QD, k, params=parameters), k)
+        elif isinstance(index, faiss.IndexHNSW) and allowed > _FEW * index.ntotal:
+            effort = round(index.hnsw.efSearch * index.ntotal / allowed)
             parameters = faiss.SearchParametersHNSW(sel=self._selector, efSearch=effort)
-            found = _ordered(index.search(vectors_QD, k, params=parameters), k)
-        elif not isinstance(index, faiss.IndexHNSW) and left >= _MANY * index.ntotal:  # half as slow as skipping
-            found = self._of_all(vectors_QD, min(_MORE * k, index.ntotal), k)
+            best = _ordered(index.search(vectors_QD, k, params=parameters), k)
+        elif not isinstance(index, faiss.IndexHNSW) and allowed >= _MANY * index.ntotal:  # half as slow as skipping
+            best = self._of_all(vectors_QD, min(_MORE * k, index.ntotal), k)
         else:
             return self._compared(vectors_QD, k)
-        numbers_QK, scores_QK = found
-        short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, left)
+        numbers_QK, scores_QK = best
+        short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, allowed)
         if short.any():
             numbers_QK[short], scores_QK[short] = self._compared(vectors_QD[short], k)
         return numbers_QK, scores_QK
 
     def _of_all(self, vectors_QD: FloatArray, hits: int, k: int) -> tuple[IntArray, FloatArray]:
-        """The k best that may be found among so many hits of all vectors."""
+        """Return the k best that may be found among so many hits of all vectors."""
         scores_QM, numbers_QM = self._vectors.search(vectors_QD, hits)
         numbers_QM[np.isin(numbers_QM, self._excluded)] = NO_PASSAGE
         return _ordered((scores_QM, numbers_QM), k)
 
     def _compared(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
-        """The k best, by comparing all vectors that may be found."""
+        """Return the k best, by comparing all vectors that may be found."""
         index = self._vectors
         parameters = faiss.SearchParameters(sel=self._selector)
         if isinstance(index, faiss.IndexHNSW):
@@ -175,9 +166,9 @@ class Dense:
         return _ordered(index.search(vectors_QD, k, params=parameters), k)
 
 
-def _ordered(found: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, FloatArray]:
-    """The k best of the scores and numbers that FAISS found; equal scores by number, `NO_PASSAGE` last."""
-    scores_QM, numbers_QM = found
+def _ordered(answer: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, FloatArray]:
+    """Return the k best of the scores and numbers of FAISS; equal scores by number, `NO_PASSAGE` last."""
+    scores_QM, numbers_QM = answer
     missing = numbers_QM == NO_PASSAGE
     order = np.lexsort((numbers_QM, np.where(missing, np.inf, -scores_QM)), axis=1)[:, :k]
     numbers_QK = np.take_along_axis(numbers_QM, order, axis=1)
@@ -186,11 +177,7 @@ def _ordered(found: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, Floa
 
 
 def check_encoder(index: Path, encoder: Encoder, vectors: VectorSet, *, advice: str = _ADVICE) -> None:
-    """Raise FolderError if an encoder of queries does not match a set of vectors of an index.
-
-    It matches if its weights and the way it reads a text are those that the index records. Weights that were trained
-    for vectors of the same passage encoder match too. `advice` ends the message.
-    """
+    """Raise FolderError if an encoder of queries reads otherwise than, or was not trained for, a set of vectors."""
     trained_for = getattr(encoder, "trained_for", None)
     if encoder.query_fingerprint != vectors.query_fingerprint:
         if trained_for is None:
@@ -201,16 +188,16 @@ def check_encoder(index: Path, encoder: Encoder, vectors: VectorSet, *, advice: 
             raise FolderError(f"this query encoder was trained for passages encoded by other weights ({how}); {advice}")
     reading = encoder.query_config.get("reading")
     for name, value in vectors.query_reading.items():
-        own = reading.get(name, value) if isinstance(reading, dict) else value
-        if own != value:
+        here = reading.get(name, value) if isinstance(reading, dict) else value
+        if here != value:
             raise FolderError(
                 f"the index at {index} was built with another encoder than this one (the same weights, but "
-                f"{name.replace('_', ' ')} is {own!r} here and was {value!r} there); {advice}"
+                f"{name.replace('_', ' ')} is {here!r} here and was {value!r} there); {advice}"
             )
 
 
 def open_vectors(file: Path, name: Path, passages: int | None = None, sha256: str | None = None) -> faiss.Index:
-    """A FAISS index, memory-mapped if its kind allows it; `name` is its name in messages.
+    """Open a FAISS index, memory-mapped if its kind allows it; `name` is its name in messages.
 
     FAISS trusts what it reads, and a damaged file could crash the process. So a flat index must have the size that its
     head states, and other kinds are compared with their checksum, up to 4 GiB. Raises DamagedFolderError if the file is
@@ -243,7 +230,7 @@ def open_vectors(file: Path, name: Path, passages: int | None = None, sha256: st
 
 
 def _set_effort(index: faiss.Index, options: DenseSearchOptions) -> dict[str, JsonValue]:
-    """Set the search parameters of an index; returns their values."""
+    """Set the search parameters of an index; return their values."""
     effort: dict[str, JsonValue] = {}
     for name, chosen, default, kind in (
         ("nprobe", options.nprobe, _NPROBE, "IVF"),
@@ -261,19 +248,15 @@ def _set_effort(index: faiss.Index, options: DenseSearchOptions) -> dict[str, Js
 
 
 def _is_of_kind(index: faiss.Index, kind: str) -> bool:
-    """Whether an index, or one inside it, is an IVF or HNSW index."""
+    """Return whether an index, or one inside it, is an IVF or HNSW index."""
     if kind in type(index).__name__:
         return True
     inner = (getattr(index, name, None) for name in ("base_index", "index", "quantizer"))
-    return any(isinstance(one, faiss.Index) and _is_of_kind(faiss.downcast_index(one), kind) for one in inner)
+    return any(isinstance(part, faiss.Index) and _is_of_kind(faiss.downcast_index(part), kind) for part in inner)
 
 
 class PassageVectors:
-    """The vectors of the passages of an index, read from their FAISS index or, if that keeps only approximations, from
-    the file `raw`; those of the kinds `Flat` and `SQfp16` stay on disk, too.
-
-    Raises DamagedFolderError if that file is not one of the vectors.
-    """
+    """The vectors of the passages of an index, from FAISS or, if that only approximates them, the file `raw`."""
 
     def __init__(self, index: faiss.Index, raw: Path | None) -> None:
         self.dimension: int = index.d
@@ -289,8 +272,7 @@ class PassageVectors:
         return int(self._index.ntotal)
 
     def of(self, numbers: IntArray) -> FloatArray:
-        """The vectors (float32, with one more axis than `numbers`) of the passages with these numbers (int64, any
-        shape); zeros for `NO_PASSAGE`."""
+        """Return vectors (float32, with one more axis than `numbers`, int64) of passages; zeros for `NO_PASSAGE`."""
         distinct, places = np.unique(numbers, return_inverse=True)
         vectors_PD = np.zeros((len(distinct), self.dimension), dtype=np.float32)
         there = distinct != NO_PASSAGE
@@ -298,7 +280,7 @@ class PassageVectors:
         return vectors_PD[places.reshape(numbers.shape)]
 
     def read(self, rows: IntArray) -> FloatArray:
-        """The vectors (float32, P x D) of some rows."""
+        """Return the vectors (float32, P x D) of some rows."""
         if not len(rows):
             return np.zeros((0, self.dimension), np.float32)
         return self._index.reconstruct_batch(rows) if self._raw is None else np.asarray(self._raw[rows])
