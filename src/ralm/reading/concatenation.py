@@ -25,10 +25,8 @@ PassageOrder = Literal["best-first", "best-last"]
 class Concatenation(Part):
     """Put the first `documents` hits of a row before the context; the papers' question answering reads 2.
 
-    `order`: best-first as in the papers' codes, or best-last, with the best passage next to the text. Each passage is
-    cut to the plan's `document_tokens`. With `cut_together` all of them are cut as one text, as in REPLUG's code.
-
-    Raises UsageError if `documents` is below 1, or if `cut_together` would cut the best passage first.
+    Each passage is cut to the plan's `document_tokens`; with `cut_together` all of them are cut as one text, as in
+    REPLUG's code. Raises UsageError if that would cut the best passage first.
     """
 
     named: ClassVar = ("reader", "concatenation")
@@ -56,24 +54,23 @@ class Concatenation(Part):
         return 1 if self.cut_together else self.documents
 
     def in_order(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """Passage numbers, given best first, in the order in which they are read."""
+        """Return passage numbers, given best first, in the order in which they are read."""
         return numbers if self.order == "best-first" else numbers[::-1]
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
         """Return one prompt prefix of all passages, credited to the best of them.
 
-        The first in the text is encoded as if it were alone, with the special tokens before it. Each further one is
-        encoded without them and after a newline, which counts as part of it. With `cut_together` they are one text,
-        joined by newlines, and passages of which the cut leaves nothing are not among those of the prefix.
+        The first begins with the special tokens; each further one follows a newline, which counts as part of it. With
+        `cut_together` they are one text, and passages of which the cut leaves nothing are not in the prefix.
         """
         numbers = tuple(number for number, _ in hits[: self.documents])
-        first, *others = self.in_order(numbers)
-        contents = [documents.passage(number).contents for number in others]
+        first, *further = self.in_order(numbers)
+        contents = [documents.passage(number).contents for number in further]
         if self.cut_together and contents:
             texts = [documents.passage(first).contents, *contents]
             tokens = documents.encode("\n".join(texts))
             cut = bisect_left(
-                range(1, len(texts)), len(tokens), key=lambda one: len(documents.encode("\n".join(texts[:one])))
+                range(1, len(texts)), len(tokens), key=lambda count: len(documents.encode("\n".join(texts[:count])))
             )
             numbers = numbers[: cut + 1]
         else:
