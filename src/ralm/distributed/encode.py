@@ -54,7 +54,7 @@ class _EncoderLoader:
         return _Loaded(open_index(self.index), SavedChunks(self.work, encoder), encoder)
 
     def facts(self, loaded: _Loaded) -> dict[str, Any]:
-        """The fingerprints of both."""
+        """Return the fingerprints of both."""
         return {"index": loaded.index.fingerprint, **loaded.encoder.config}
 
 
@@ -89,8 +89,8 @@ class EncodeOn:
             device = "auto" if self.device == "all" else self.device
             requirements = Requirements.of([path, work, *folders], _PACKAGES)
             loader = _EncoderLoader(path, options, device, work, requirements)
-            own = {"index": index.fingerprint, **encoder.config}
-            if workers.facts(loader) != own:
+            facts = {"index": index.fingerprint, **encoder.config}
+            if workers.facts(loader) != facts:
                 raise ClusterError(
                     f"the machines of the cluster have another index or encoder than {loader.label} here."
                 )

@@ -64,7 +64,7 @@ class Loader(Protocol[_M_co]):
         """Load the object."""
 
     def facts(self, loaded: Any) -> Any:
-        """Facts of the object that must be the same on all machines."""
+        """Return facts of the object that must be the same on all machines."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,12 +97,12 @@ class _Worker:
     running: dict[Any, tuple[_Run, _Job]] = field(default_factory=dict)
 
     def pending(self, run: _Run) -> list[Any]:
-        """The loading and the tasks in progress for a run."""
+        """Return the loading and the tasks in progress for a run."""
         loading = [ref for ref, loader in self.loading.items() if loader == run.loader]
         return [*loading, *self.tasks(run)]
 
     def tasks(self, run: _Run) -> list[Any]:
-        """The tasks in progress for a run."""
+        """Return the tasks in progress for a run."""
         return [ref for ref, (other, _) in self.running.items() if other is run]
 
 
@@ -120,7 +120,7 @@ class WorkerPool:
         self._last_ready = time.monotonic()
 
     def facts(self, loader: Loader[_M]) -> Any:
-        """The facts of a loader's object, once a machine has loaded it; raises the errors of `run`."""
+        """Return the facts of a loader's object, once a machine has loaded it; raises the errors of `run`."""
         if loader not in self._facts:
             list(self.run(loader, _do_nothing, [None], describe=lambda _: loader.label))
         return self._facts[loader][1]
@@ -133,7 +133,7 @@ class WorkerPool:
         *,
         describe: Callable[[_T], str],
     ) -> Generator[tuple[_T, _R], None, None]:
-        """The results of `function(loaded, task)` in any order, each with its task.
+        """Yield the results of `function(loaded, task)` in any order, each with its task.
 
         `loaded` is the object that the loader loads; `describe` names a task in messages. Raises ClusterError if a task
         ends its process each time, if machines load different objects, or if all end while they load; and the errors of
@@ -230,11 +230,11 @@ class WorkerPool:
                     yield job.task, answer
 
     def _loaded(self, worker: _Worker, loader: Loader[Any], machine: str, facts: Any) -> None:
-        first, known = self._facts.setdefault(loader, (machine, facts))
-        if facts != known:
+        first, expected = self._facts.setdefault(loader, (machine, facts))
+        if facts != expected:
             raise ClusterError(
                 f"{loader.label} is not the same on the machines {first} and {machine} of the cluster: give all the "
-                f"same files, and devices of one kind ({_difference(known, facts)})."
+                f"same files, and devices of one kind ({_difference(expected, facts)})."
             )
         worker.ready.add(loader)
 
@@ -274,7 +274,7 @@ class _Actor:
         self._loaded: dict[Any, Any] = {}
 
     def load(self, loader: Loader[Any]) -> tuple[str, Any]:
-        """Load an object unless it is loaded; returns the name of the machine, and the object's facts."""
+        """Load an object unless it is loaded; return the name of the machine, and the object's facts."""
         try:
             if loader not in self._loaded:
                 with no_progress():
@@ -299,22 +299,17 @@ def check_cluster_device(device: str) -> None:
 
 @contextmanager
 def open_workers(address: str, device: str = "auto") -> Iterator[WorkerPool]:
-    """Workers on the cluster at an address, which end with the block.
-
-    `device`: auto is the GPUs of the cluster if it has any, else its processors; map spreads an object over all GPUs of
-    a machine. Raises ClusterError if there is no cluster, UsageError if `device` names a GPU.
-    """
+    """Open workers on the cluster at an address, which end with the block; UsageError if `device` names a GPU."""
     with connected(address):
-        found = WorkerPool(device)
+        pool = WorkerPool(device)
         try:
-            yield found
+            yield pool
         finally:
-            found.close()
+            pool.close()
 
 
 def worker_resources(has: Mapping[str, float], *, use_gpus: bool, together: bool = False) -> list[dict[str, float]]:
-    """The resources of each worker of a machine that has these: a GPU and its share of the processors, or all GPUs
-    `together`, or all processors if GPUs are not used."""
+    """Return the resources of each worker of a machine: a GPU each, all GPUs `together`, or all processors."""
     processors, gpus = has.get("CPU", 0.0), int(has.get("GPU", 0))
     if not use_gpus:
         return [{"num_cpus": processors, "num_gpus": 0}] if processors >= 1 else []
@@ -349,9 +344,9 @@ def _do_nothing(_loaded: object, _task: None) -> None:
     pass
 
 
-def _difference(known: object, facts: object) -> str:
-    """The differences between two facts, in words."""
-    if isinstance(known, Mapping) and isinstance(facts, Mapping):
-        names = [str(name) for name in known if known[name] != facts.get(name)]
-        return ", ".join(f"{name} {known[name]} and {facts.get(name)}" for name in names)
-    return f"{known} and {facts}"
+def _difference(expected: object, facts: object) -> str:
+    """Return the differences between two facts, in words."""
+    if isinstance(expected, Mapping) and isinstance(facts, Mapping):
+        names = [str(name) for name in expected if expected[name] != facts.get(name)]
+        return ", ".join(f"{name} {expected[name]} and {facts.get(name)}" for name in names)
+    return f"{expected} and {facts}"

@@ -21,10 +21,9 @@ _MAX_BYTES: Final = 4
 class GeneratedToken:
     """A generated token with its K passages (int64; `NO_PASSAGE` without any) and the shares of its probability.
 
-    `posteriors_K` (float32) sum to 1; they are NaN if the mixture is no average. `log_prob` is natural, under the
-    mixture before temperature, top-k and top-p; NaN if the model gives text alone. If the model lists its top tokens
-    only, `log_prob` is a lower bound, from the documents that list the token, and so are the shares; `bound_width` is
-    the upper bound less the lower one. `certified`: whether a greedy token is certainly the most likely one.
+    `posteriors_K` (float32) sum to 1; NaN if the mixture is no average. `log_prob` is natural, before temperature,
+    top-k and top-p; NaN if the model gives text alone. If only top tokens are listed, it is a lower bound, and
+    `bound_width` the upper bound less it. `certified`: whether a greedy token is certainly the most likely one.
     """
 
     token: int

@@ -26,12 +26,7 @@ _PLAN: Final = PlanOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a token is drawn from a distribution.
-
-    `temperature` 0 is greedy; otherwise tokens are drawn from the `top_k` most likely ones (None: all), and of these
-    from the most likely ones that together have probability `top_p`, by a random generator that `seed` decides.
-    `top_logprobs` is how many of the top tokens are recorded with each token that is drawn; it changes no draw.
-    """
+    """How a token is drawn from a distribution; `temperature` 0 is greedy, and `top_logprobs` changes no draw."""
 
     temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", maximum=1 / MIN_TEMPERATURE)] = 0.0
     top_k: Annotated[
@@ -74,9 +69,8 @@ class Sampling:
 class GenerationOptions(Sampling):
     """How to continue a text; lengths in tokens, retrieval options with the paper's values as defaults.
 
-    Generation ends after `new_tokens` tokens, at the model's end-of-text token, or before the first of the `stop`
-    strings. Special tokens (`bos`) count towards `document_tokens`, and a prompt that already begins with them has them
-    once. Every prompt has its own random generator, seeded with `seed`, so its text does not depend on other prompts.
+    Special tokens (`bos`) count towards `document_tokens`, and a prompt that already begins with them has them once.
+    Every prompt has its own random generator, seeded with `seed`, so its text does not depend on other prompts.
     """
 
     new_tokens: Annotated[int, Option("Maximum number of tokens to write.")] = 64

@@ -99,16 +99,15 @@ def rows_and_readings(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ending:
-    """An ending of a context: a request for each of its K readings, and log-weights for each target (float64, K x T).
-
-    The first `evidence` targets are the end of the context; `dropped` tokens of the context were pushed out.
-    """
+    """An ending of a context: a request for each of K readings, and log-weights for each target (float64, K x T)."""
 
     readings: Readings
     requests: Sequence[Request]
     log_weights_KT: DoubleArray
     dropped: int
+    """Tokens of the context that were pushed out."""
     evidence: int
+    """Targets of the requests that are the end of the context."""
 
     @property
     def targets(self) -> IntArray:

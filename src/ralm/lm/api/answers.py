@@ -110,9 +110,8 @@ def merge_predictions(predictions: Sequence[Prediction]) -> NextTokens:
     for row, prediction in enumerate(predictions):
         tokens_BC[row, : len(prediction.tokens_C)] = prediction.tokens_C
         log_probs_BC[row, : len(prediction.log_probs_C)] = prediction.log_probs_C
-    return NextTokens(
-        log_probs_BC, tokens_BC, np.array([prediction.rest for prediction in predictions], dtype=np.float32)
-    )
+    rest_B = np.array([prediction.rest for prediction in predictions], dtype=np.float32)
+    return NextTokens(log_probs_BC, tokens_BC, rest_B)
 
 
 def unexpected(message: str) -> ServerError:

@@ -52,6 +52,7 @@ class ApiUsage:
     requests: int = 0
     retries: int = 0
     reused: int = 0
+    """Requests that were not sent, because their answer was stored or an equal one was sent."""
     tokens_in: int = 0
     tokens_out: int = 0
     estimated: int = 0

@@ -25,7 +25,7 @@ _DRAFTED: Final = 8
 
 
 class ApiModel:
-    """A `WritingModel` behind an API, asked by a backend; if it only lists likely tokens, it has `bounds`, no scores."""
+    """A `WritingModel` behind an API, asked by a backend; if it only lists likely tokens, `score` raises UsageError."""
 
     def __init__(
         self, name: str, client: Client, backend: Backend, tokenizer: FullTokenizer, capabilities: Capabilities
@@ -62,7 +62,7 @@ class ApiModel:
 
     @property
     def tier(self) -> Tier:
-        """What the server returns about the next token."""
+        """What the server returns about the next token; after text, a chosen one may change how the text is split."""
         if self.backend.top_logprobs == 0:
             return "text"
         chosen = self.backend.max_chosen > 0 or (self.backend.scores_prompts and self.backend.config.as_ids)
@@ -172,15 +172,13 @@ class ApiContinuations:
         """Request several tokens at once for averages with a text whose prediction is not known."""
         if len(self._predictions) >= _MAX_KNOWN:  # drop the predictions for texts that no current text begins with
             begins = tuple(text.tobytes() for ahead in several for text in ahead.texts)
-            self._predictions = {
-                text: prediction for text, prediction in self._predictions.items() if text.startswith(begins)
-            }
+            needed = [text for text in self._predictions if text.startswith(begins)]
+            self._predictions = {text: self._predictions[text] for text in needed}
         unknown = [ahead for ahead in several if ahead.max_tokens > 0 and not all(map(self._knows, ahead.texts))]
         if not self._backend.continues_own_text and any(ahead.written for ahead in unknown):
             raise self._not_continued(unknown)
-        alone = {
-            ahead.texts[0].tobytes(): (ahead.texts[0], ahead.max_tokens) for ahead in unknown if len(ahead.texts) == 1
-        }
+        single = [(ahead.texts[0], ahead.max_tokens) for ahead in unknown if len(ahead.texts) == 1]
+        alone = {text.tobytes(): (text, count) for text, count in single}
         drafts = self._backend.scores_prompts
         drafting = [ahead for ahead in unknown if drafts and len(ahead.texts) > 1 and ahead.max_tokens > 1]
         first = {ahead.heaviest.tobytes(): (ahead.heaviest, min(ahead.max_tokens, _DRAFTED)) for ahead in drafting}
@@ -255,13 +253,9 @@ class ApiContinuations:
         """Return the known greedy tokens after the most likely text, as many as fit, without the end of the text."""
         text, draft = ahead.heaviest, list[int]()
         room = min(_DRAFTED, self._max_length - max(map(len, ahead.texts)))
-        while (
-            (prediction := self._predictions.get(text.tobytes())) is not None
-            and prediction.token != END
-            and len(draft) < room
-        ):
-            draft.append(prediction.token)
-            text = np.append(text, prediction.token)
+        while len(draft) < room and (token := self._predictions.get(text.tobytes(), END_PREDICTION).token) != END:
+            draft.append(token)
+            text = np.append(text, token)
         return np.array(draft, dtype=np.int64)
 
     def chosen(self, texts: Sequence[IntArray], tokens: IntArray) -> NextTokens:

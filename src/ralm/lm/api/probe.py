@@ -217,9 +217,8 @@ class _Probe:
 
     def _identity(self, config: BackendConfig, greedy: Sequence[int]) -> str:
         endpoint = self._client.endpoint
-        signature = [
-            *greedy
-        ] or endpoint.url  # a chat continues no known text, and two servers may share a model's name
+        # a chat continues no known text, and two servers may share a model's name
+        signature = [*greedy] or endpoint.url
         decisive = [asdict(config), endpoint.model, self._tokenizer.fingerprint, signature, self._server.weights]
         return sha256(json.dumps(decisive).encode()).hexdigest()[:16]
 

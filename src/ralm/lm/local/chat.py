@@ -59,9 +59,8 @@ class _Marks:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
-        digest = blake2b(
-            "\0".join(message.content for message in messages).encode("utf-8", "replace"), digest_size=_KEY_BYTES
-        )
+        contents = "\0".join(message.content for message in messages)
+        digest = blake2b(contents.encode("utf-8", "replace"), digest_size=_KEY_BYTES)
         self._key = int.from_bytes(digest.digest())
 
     @property

@@ -251,13 +251,12 @@ class CachedDecoder(LocalDecoder):
 
     def _read_targets(self, sequences: Sequence[ScoringSequence], batch: slice) -> list[FloatArray]:
         """Return the scores of some sequences, whose rows hold all but their rests."""
-        counts = [len(sequence.targets_P) for sequence in sequences]
+        targets = [sequence.targets_P for sequence in sequences]
+        counts = [*map(len, targets)]
         rests = [sequence.tokens_N[sequence.targets_P[0] - 1 : -1] for sequence in sequences]
         rests_RN = pad_right(rests)
         row_P = torch.from_numpy(np.repeat(np.arange(len(sequences)), counts))
-        column_P = torch.from_numpy(
-            np.concatenate([sequence.targets_P - sequence.targets_P[0] for sequence in sequences])
-        )
+        column_P = torch.from_numpy(np.concatenate([positions - positions[0] for positions in targets]))
         target_P = torch.from_numpy(np.concatenate([sequence.tokens_N[sequence.targets_P] for sequence in sequences]))
         scores_P = torch.empty(len(row_P))
         step = max(1, self._logits.positions_per_batch // len(rests))

@@ -91,9 +91,7 @@ class KeyValueRows:
             for layer in self.cache.layers:
                 layer.remake()
         else:
-            stretches = [
-                stretch for stretch in stretches if (stretch.source, stretch.begin) != (stretch.row, stretch.place)
-            ]
+            stretches = [stretch for stretch in stretches if stretch[:2] != stretch[2:4]]  # the others stay in place
         copy_columns(before, self.tensors, stretches)
 
     def _new_shape(self, count: int, longest: int, room: int, stay: bool) -> tuple[int, int] | None:

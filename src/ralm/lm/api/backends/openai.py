@@ -114,9 +114,8 @@ class Completions(Backend):
             )
         names_parts = self.config.as_ids or not self.continues_own_text
         whole = self.names.id_of if names_parts else self.names.unambiguous_id
-        return self.prediction(
-            token, value, [(number if text == name else whole(text), other) for text, other in listed]
-        )
+        ids = [(number if text == name else whole(text), other) for text, other in listed]
+        return self.prediction(token, value, ids)
 
     def _continuation(self, text: str) -> IntArray:
         """Return the tokens of a text that continues another, since some tokenizers put a space before a first one."""
