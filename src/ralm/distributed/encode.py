@@ -60,11 +60,7 @@ class _EncoderLoader:
 
 @dataclass(frozen=True)
 class EncodeOn:
-    """Encodes the passages of an index on the cluster at an address (a `RemoteEncoding`).
-
-    `device` is that of `open_workers`. The index, its encoder if that is a folder, and the folder for the vectors must
-    be on a disk that all machines share. Raises ClusterError if one cannot read or write them, or has another encoder.
-    """
+    """Encodes the passages of an index on the cluster at an address (a `RemoteEncoding`), from and to shared disks."""
 
     address: str
     device: str

@@ -15,16 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import ray
-from ray.exceptions import (
-    ActorUnschedulableError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RaySystemError,
-    RayTaskError,
-    WorkerCrashedError,
-)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ralm.distributed.cluster import connected
@@ -45,7 +35,13 @@ _PAUSE: Final = 1.0
 """Seconds to wait for a result before looking around."""
 _UPDATE_SECONDS: Final = 2.0
 _WARNING_SECONDS: Final = 60.0
-_ENDED: Final = (RayActorError, ActorUnschedulableError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
+_ENDED: Final = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.ActorUnschedulableError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.WorkerCrashedError,
+)
 """Errors of tasks whose worker has ended."""
 _DEVICES: Final = ("auto", "all", "cpu", "cuda", "map")
 """Devices on a cluster, where the number of a GPU has no meaning."""
@@ -213,12 +209,12 @@ class WorkerPool:
             worker = waiting[ref]
             try:
                 answer = ray.get(ref)
-            except RayTaskError as error:
+            except ray.exceptions.RayTaskError as error:
                 worker.loading.pop(ref, None)
                 _raise_cause(error)
             except _ENDED:
                 self._lost(worker)
-            except RayError as error:
+            except ray.exceptions.RayError as error:
                 raise ClusterError(
                     f"the cluster has failed: {error}. Run this again to go on where it stopped."
                 ) from error
@@ -328,9 +324,9 @@ def _nodes() -> list[dict[str, Any]]:
     return nodes
 
 
-def _raise_cause(error: RayTaskError) -> NoReturn:
+def _raise_cause(error: ray.exceptions.RayTaskError) -> NoReturn:
     """Raise the error of a function that ran on a machine."""
-    if isinstance(error.cause, ImportError | RaySystemError) or _NOT_IMPORTED in str(error.cause):
+    if isinstance(error.cause, ImportError | ray.exceptions.RaySystemError) or _NOT_IMPORTED in str(error.cause):
         why = str(error.cause).splitlines()[0]
         raise ClusterError(
             f"a machine of the cluster does not have what this one has ({why}): install the same on all."

@@ -6,7 +6,6 @@ Importing this module does not import torch; loading a model does.
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import JsonValue
@@ -201,7 +200,7 @@ def load_tokenizer(name: str, options: ModelOptions | None = None) -> "ModelToke
     return load_model_tokenizer(model_path(name), options.source, options.template_values)
 
 
-def _servers() -> ModuleType:
+def _servers() -> Any:
     with extra("api", "models behind an API need", API_PACKAGES):
         from ralm.lm.api import probe
     return probe

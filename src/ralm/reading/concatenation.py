@@ -6,7 +6,6 @@ a newline; so does this module by default. REPLUG's code cuts the joined text, s
 room for the others; here that is an option, as is the best document last, next to the text.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -69,10 +68,8 @@ class Concatenation(Part):
         if self.cut_together and contents:
             texts = [documents.passage(first).contents, *contents]
             tokens = documents.encode("\n".join(texts))
-            cut = bisect_left(
-                range(1, len(texts)), len(tokens), key=lambda count: len(documents.encode("\n".join(texts[:count])))
-            )
-            numbers = numbers[: cut + 1]
+            beginnings = ("\n".join(texts[:count]) for count in range(1, len(texts)))
+            numbers = numbers[: 1 + sum(len(documents.encode(text)) < len(tokens) for text in beginnings)]
         else:
             tokens = np.concatenate([documents[first], *(documents.encode_next(f"\n{text}") for text in contents)])
         return [PromptPrefix(tokens, numbers)]

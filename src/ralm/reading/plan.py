@@ -137,11 +137,7 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A row per stride of a text of `text_tokens` tokens; all columns are int64, except `retrieves_R` (bool).
-
-    The targets of row r are `begin_R[r]:end_R[r]` without the first token of its document, `first_R[r]`; its query is
-    `query_begin_R[r]:query_end_R[r]`.
-    """
+    """A row per stride of a text; its targets are `begin_R:end_R` without the first token of a document, `first_R`."""
 
     options: PlanOptions
     text_tokens: int

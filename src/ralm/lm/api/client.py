@@ -302,16 +302,12 @@ class _Outcome:
 
 
 class _Call:
-    """A call of `answers`: the awaited requests in `order`, the `outcomes` by key, and the tasks in `sent`.
-
-    Outcomes are forgotten once they are given, since the file has them, or kept in `unstored`. `arrived` gets an entry
-    for each one that is known.
-    """
+    """A call of `answers`: the awaited requests in `order`, their `outcomes` by key, and the tasks in `sent`."""
 
     def __init__(self) -> None:
         self.order: deque[tuple[ApiRequest, _Outcome]] = deque()
         self.outcomes: WeakValueDictionary[bytes, _Outcome] = WeakValueDictionary()
-        self.unstored: list[_Outcome] = []
+        self.unstored: list[_Outcome] = []  # the others are forgotten once they are given, since the file has them
         self.arrived: SimpleQueue[None] = SimpleQueue()
         self.sent: set[asyncio.Task[Any]] = set()
         self.stopped = False

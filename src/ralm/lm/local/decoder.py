@@ -11,7 +11,6 @@ which `states.StateDecoder` cannot continue either.
 Shapes: B texts, R rows of distinct texts, N tokens, P targets, C columns of the cache, V vocabulary.
 """
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,7 +97,7 @@ class CachedDecoder(LocalDecoder):
         self._rows = KeyValueRows()
         self._texts: list[IntArray] = []
         """The text that each row holds."""
-        self._most = sys.maxsize
+        self._most = 1 << 30
         """The number of sequences that are scored at once."""
 
     def _read(self, texts: Sequence[IntArray]) -> torch.Tensor:

@@ -273,11 +273,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a server can do with the best backend that works; `ruled_out` are better ones, with the reasons.
-
-    `greedy` are the tokens after the probe's text, which distinguish models; `identity` is a hash of all that answers
-    depend on.
-    """
+    """What a server can do with its best backend; `greedy` tokens tell models apart, `ruled_out` are better ones."""
 
     config: BackendConfig
     max_length: int | None

@@ -30,10 +30,7 @@ _Row: TypeAlias = tuple[object, object, Sequence[tuple[str, object]]]
 
 
 class Completions(Backend):
-    """/completions with the most likely tokens; if it is `text_only`, the server's text is tokenized again.
-
-    Servers that take token ids name parts of characters, and so do chats; llama-cpp-python leaves them out of names.
-    """
+    """/completions with the most likely tokens; if it is `text_only`, the server's text is tokenized again."""
 
     name = "completions"
     text_path: ClassVar[tuple[str | int, ...]] = ("choices", 0, "text")
@@ -112,6 +109,7 @@ class Completions(Backend):
             raise unexpected(
                 f"the server reads {name!r} where a prompt has token {token}: it splits the text into other tokens"
             )
+        # servers that take ids name parts of characters, as chats do; llama-cpp-python leaves them out of names
         names_parts = self.config.as_ids or not self.continues_own_text
         whole = self.names.id_of if names_parts else self.names.unambiguous_id
         ids = [(number if text == name else whole(text), other) for text, other in listed]
