@@ -55,7 +55,7 @@ def check_plan_before(options: PlanOptions, tokens: int, named: str = "`rerank` 
 
 
 def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:
-    """Return the request for a row's targets, and up to `before` tokens before, after [document; context] (Eq. 2)."""
+    """Return the request for targets, and `before` tokens, after [document; context] (In-Context RALM, Eq. 2)."""
     context_begin = plan.context_begins(row, len(document))
     target_begin = max(int(plan.first_R[row]) + 1, int(plan.target_begin_R[row]) - before)
     return Request(
