@@ -34,7 +34,7 @@ class _Loaded:
 
 @dataclass(frozen=True)
 class _EncoderLoader:
-    """Loads an encoder and an index on a machine; vectors go to the folder `work`."""
+    """A loader of an encoder and an index on a machine; vectors go to the folder `work`."""
 
     index: Path
     options: EncoderOptions
@@ -60,7 +60,7 @@ class _EncoderLoader:
 
 @dataclass(frozen=True)
 class EncodeOn:
-    """Encodes the passages of an index on the cluster at an address (a `RemoteEncoding`), from and to shared disks."""
+    """A cluster that encodes the passages of an index (a `RemoteEncoding`), on disks that all machines share."""
 
     address: str
     device: str

@@ -37,7 +37,7 @@ _TOKENS: Final = {"cpu": 4096, "cuda": 1 << 18}
 
 @dataclass(frozen=True)
 class ModelLoader:
-    """Loads a model by name on a machine. A folder or file is read under its absolute path."""
+    """A loader of a model by name on a machine. A folder or file is read under its absolute path."""
 
     name: str
     options: ModelOptions
@@ -172,7 +172,7 @@ class _NotStoredError(RalmError):
 
 
 class _StoredModel:
-    """Stands for a model whose scores and answers are stored; raises _NotStoredError where it would have to read."""
+    """A model whose scores and answers are stored; raises _NotStoredError where it would have to read."""
 
     answer_remotely = None  # all is here
 

@@ -50,7 +50,7 @@ _NOT_IMPORTED: Final = "failed to import on the worker"
 
 
 class Loader(Protocol[_M_co]):
-    """Loads an object on a machine. It is sent there, so it is small; equal loaders load equal objects."""
+    """A loader of an object on a machine. It is sent there, so it is small; equal loaders load equal objects."""
 
     @property
     def label(self) -> str:
@@ -263,7 +263,7 @@ def _count_crash(run: _Run, job: _Job) -> None:
 
 
 class _Actor:
-    """Loads objects and does tasks with them."""
+    """An actor that loads objects and does tasks with them."""
 
     def __init__(self) -> None:
         collect_rarely()

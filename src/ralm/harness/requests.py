@@ -54,7 +54,7 @@ def _is_text(value: object) -> bool:
 
 
 class Contexts:
-    """Turns requests (`lm_eval.api.instance.Instance`) into token ids, with passages of `source` before them."""
+    """The contexts of requests (`lm_eval.api.instance.Instance`) as token ids, after passages of `source`."""
 
     def __init__(
         self,

@@ -158,7 +158,7 @@ class TokenWriter:
 
 
 class Decoder:
-    """Continues texts from their prompt prefixes; a `cache` shares what is read with scoring."""
+    """Texts that are continued from their prompt prefixes; a `cache` shares what is read with scoring."""
 
     def __init__(
         self, model: WritingModel, options: GenerationOptions, max_length: int, cache: SharedCache | None = None

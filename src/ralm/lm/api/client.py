@@ -69,7 +69,7 @@ class ApiUsage:
 
 
 class Budget:
-    """Counts requests and their tokens, and rejects requests beyond `max_requests`; several threads may use it."""
+    """A count of requests and their tokens, for several threads, that rejects requests beyond `max_requests`."""
 
     def __init__(self, max_requests: int | None) -> None:
         self._max_requests = max_requests

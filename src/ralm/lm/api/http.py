@@ -123,7 +123,7 @@ class _Answer(NamedTuple):
 
 
 class Transport(Http):
-    """Sends requests and retries them; `retried` is called for each retry of a POST."""
+    """Connections that send requests and retry them; `retried` is called for each retry of a POST."""
 
     def __init__(self, endpoint: Endpoint, options: ApiOptions, retried: Callable[[], None]) -> None:
         super().__init__(endpoint, options.timeout)
@@ -236,7 +236,7 @@ class Transport(Http):
 
 
 class Upstream(Http):
-    """Passes requests on to a server, without retries, budget or store, and gives its answers as they come."""
+    """Connections that pass requests on, without retries, budget or store, and give the answers as they come."""
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         super().__init__(endpoint, seconds, {"Accept": "*/*", "Accept-Encoding": "identity"})

@@ -151,12 +151,11 @@ class _Bound:
 
 
 class ApiContinuations:
-    """Continues texts: keeps the server's predictions, and reads several tokens ahead.
+    """Texts that are continued, with the server's predictions, which are read several tokens ahead.
 
     One text: the server generates all tokens that will be needed in one request. Several texts whose predictions are
     averaged: the most likely text drafts some tokens; then one request for each of the others reads that draft and
     returns the top tokens at each position. While the average writes the draft, no more requests are needed.
-    Predictions do not depend on how they were requested, so drafts change the number of requests and nothing else.
     """
 
     def __init__(self, model: ApiModel) -> None:

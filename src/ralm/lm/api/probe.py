@@ -142,7 +142,7 @@ def _get_or_empty(client: Client, path: str) -> JsonObject:
 
 
 class _Probe:
-    """Finds and stores the best backend that works on one server; it remembers the answers that it had."""
+    """A search for the best backend that works on one server, which remembers the answers that it had."""
 
     def __init__(self, name: str, client: Client, server: ServerInfo) -> None:
         if server.is_ollama:

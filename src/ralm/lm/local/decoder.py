@@ -34,7 +34,7 @@ _NO_TARGETS: Final = torch.zeros(0, dtype=torch.long)
 
 
 class LocalDecoder(ABC):
-    """Predicts the next tokens of texts of at most `max_length` tokens, in batches of `tokens_per_batch` tokens."""
+    """Texts of at most `max_length` tokens whose next tokens are predicted, in batches of `tokens_per_batch` tokens."""
 
     def __init__(self, logits: TargetLogits, max_length: int, tokens_per_batch: int | None = None) -> None:
         self._logits = logits

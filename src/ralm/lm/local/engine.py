@@ -328,7 +328,7 @@ _Work: TypeAlias = tuple[Replica, Sequence[ScoringSequence], Future[_Started] | 
 
 
 class Engine:
-    """Scores sequences with one model or several copies of it."""
+    """A model, or several copies of it, that scores sequences."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas

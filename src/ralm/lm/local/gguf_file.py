@@ -148,7 +148,7 @@ def _truncated(path: Path) -> ModelError:
 
 
 class _Cursor:
-    """Reads and hashes the values of a header one after another; ModelError at the end of the file."""
+    """A place in a header, whose values are read and hashed in turn; ModelError at the end of the file."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file = file
