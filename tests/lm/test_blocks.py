@@ -67,8 +67,8 @@ def joined(*parts: IntArray) -> IntArray:
 def bytes_of_blocks(model: LocalLanguageModel, count: int) -> int:
     blocks = Blocks(LARGE)
     after(model, blocks, np.arange(BLOCK + 1))
-    assert blocks.held == BLOCK * blocks.token_bytes > 0
-    return count * blocks.held
+    assert blocks.kept_bytes == BLOCK * blocks.token_bytes > 0
+    return count * blocks.kept_bytes
 
 
 def test_a_passage_is_read_once_for_all_requests(model: LocalLanguageModel, reads: Reads) -> None:
@@ -79,11 +79,11 @@ def test_a_passage_is_read_once_for_all_requests(model: LocalLanguageModel, read
     assert reads.taken() == [(1, 2 * BLOCK + 10), (1, 1)], "all but the last token, and the last token"
     check(model.model, decoder(model, blocks), [joined(passage, other)])
     assert reads.taken() == [(1, 2 * BLOCK + 8), (1, 7), (1, 1)], "whole, to compare; and what follows the blocks"
-    assert (blocks.found, blocks.read) == (2 * BLOCK, 2 * BLOCK + 10 + 7)
-    before = blocks.held
+    assert (blocks.reused, blocks.read) == (2 * BLOCK, 2 * BLOCK + 10 + 7)
+    before = blocks.kept_bytes
     after(model, blocks, joined(passage, question))
     assert reads.taken() == [(1, 10), (1, 1)]
-    assert blocks.held == before > 0, "what is kept already is not kept twice"
+    assert blocks.kept_bytes == before > 0, "what is kept already is not kept twice"
 
 
 @pytest.mark.parametrize("chunk", [7, BLOCK, 20, 40])
@@ -95,7 +95,7 @@ def test_a_text_that_comes_in_pieces_is_found_whole(model: LocalLanguageModel, r
         in_pieces.next_tokens([text[:end]])
     assert sum(rows * tokens for rows, tokens in reads.taken()) == len(text)
     check(model.model, decoder(model, blocks), [joined(text[:-1], text[:3])])
-    assert blocks.found == 3 * BLOCK
+    assert blocks.reused == 3 * BLOCK
 
 
 @settings(max_examples=15, deadline=None)
@@ -110,7 +110,7 @@ def test_any_texts_in_a_cache_of_any_size(model: LocalLanguageModel, seed: int, 
         ends = random_texts(draw, *draw.integers(1, 12, size=3 if together else 1).tolist())
         texts = [joined(passages[draw.integers(0, 5)], end) for end in ends]
         check(model.model, decoder(model, blocks), texts)
-        assert blocks.held <= bytes_of_blocks(model, fit)
+        assert blocks.kept_bytes <= bytes_of_blocks(model, fit)
 
 
 def test_the_same_tokens_in_another_place_are_another_block(model: LocalLanguageModel) -> None:
@@ -120,7 +120,7 @@ def test_the_same_tokens_in_another_place_are_another_block(model: LocalLanguage
     blocks = Blocks(LARGE)
     for text in (joined(first, second, end), joined(second, first, end), changed):
         check(model.model, decoder(model, blocks), [text])
-    assert blocks.found == 0
+    assert blocks.reused == 0
 
 
 def test_the_least_recently_used_go_first(model: LocalLanguageModel) -> None:
@@ -130,14 +130,14 @@ def test_the_least_recently_used_go_first(model: LocalLanguageModel) -> None:
     after(model, blocks, texts[0])
     after(model, blocks, texts[1])
     for place in range(2, 5):
-        before = blocks.found
+        before = blocks.reused
         after(model, blocks, texts[0])
-        assert blocks.found == before + BLOCK
+        assert blocks.reused == before + BLOCK
         after(model, blocks, texts[place])
-    before = blocks.found
+    before = blocks.reused
     after(model, blocks, texts[1])
-    assert blocks.found == before
-    assert blocks.held == bytes_of_blocks(model, 2)
+    assert blocks.reused == before
+    assert blocks.kept_bytes == bytes_of_blocks(model, 2)
 
 
 def test_a_text_that_is_larger_than_the_cache_leaves_the_others(model: LocalLanguageModel) -> None:
@@ -146,8 +146,8 @@ def test_a_text_that_is_larger_than_the_cache_leaves_the_others(model: LocalLang
     after(model, blocks, small)
     for _ in range(2):
         check(model.model, decoder(model, blocks), [large, joined(small, large[:3])])
-    assert blocks.found == 4 * BLOCK
-    assert blocks.held == bytes_of_blocks(model, 2)
+    assert blocks.reused == 4 * BLOCK
+    assert blocks.kept_bytes == bytes_of_blocks(model, 2)
 
 
 def test_scores_behind_a_kept_passage(model: LocalLanguageModel) -> None:
@@ -159,7 +159,7 @@ def test_scores_behind_a_kept_passage(model: LocalLanguageModel) -> None:
         [scored] = decoder(model, blocks).score([sequence])
         [whole] = model.score([sequence])
         np.testing.assert_allclose(scored, whole, rtol=1e-4, atol=1e-5)
-    assert blocks.found == BLOCK
+    assert blocks.reused == BLOCK
 
 
 def test_many_requests_at_once_in_too_small_a_cache(model: LocalLanguageModel) -> None:
@@ -171,7 +171,7 @@ def test_many_requests_at_once_in_too_small_a_cache(model: LocalLanguageModel) -
     with ThreadPoolExecutor(max_workers=32) as pool:
         computed = [*pool.map(lambda text: after(model, blocks, text), texts)]
     np.testing.assert_allclose(computed, expected, rtol=1e-4, atol=1e-5)
-    assert 0 < blocks.held <= bytes_of_blocks(model, 5)
+    assert 0 < blocks.kept_bytes <= bytes_of_blocks(model, 5)
 
 
 def test_questions_about_one_passage_read_it_once() -> None:
@@ -190,8 +190,8 @@ def test_questions_about_one_passage_read_it_once() -> None:
     assert [answer.answer.text for answer in answers[:3]] == [answer.answer.text for answer in answers[3:]]
     for plain_answer, answer in zip(answers[:3], answers[3:], strict=True):
         np.testing.assert_allclose(plain_answer.text.log_probs_T, answer.text.log_probs_T, atol=1e-4)
-    assert kept.blocks.found == 2 * BLOCK, "one for each question after the first"
-    assert plain.blocks.found == plain.blocks.held == 0
+    assert kept.blocks.reused == 2 * BLOCK, "one for each question after the first"
+    assert plain.blocks.reused == plain.blocks.kept_bytes == 0
 
 
 def test_a_file_serves_later_processes(model: LocalLanguageModel, reads: Reads, tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_a_file_serves_later_processes(model: LocalLanguageModel, reads: Reads, 
             computed = [after(model, blocks, text) for text in texts]
             np.testing.assert_allclose(computed, expected, rtol=1e-4, atol=1e-5)
             fits = capacity != bytes_of_blocks(model, 1)
-            assert blocks.found == fits * 2 * BLOCK * (1 + later), "two blocks of 44 and of 46 tokens"
-            assert blocks.held <= capacity
+            assert blocks.reused == fits * 2 * BLOCK * (1 + later), "two blocks of 44 and of 46 tokens"
+            assert blocks.kept_bytes <= capacity
 
 
 def test_what_decides_keys_and_values_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +271,7 @@ def test_blocks_of_a_file_in_a_cache_that_is_smaller_than_a_batch(model: LocalLa
         blocks = Blocks(bytes_of_blocks(model, count), BlockFile(tmp_path / "kept.sqlite", lambda: model.config))
         choose_decoder(model.logits, POSITIONS, blocks)
         check(model.model, decoder(model, blocks), texts)
-    assert blocks.found == (2 + 2 + 3) * BLOCK
+    assert blocks.reused == (2 + 2 + 3) * BLOCK
 
 
 def test_no_key_names_a_block_that_was_not_copied(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_no_key_names_a_block_that_was_not_copied(model: LocalLanguageModel, mon
         with monkeypatch.context() as patch, raised:
             patch.setattr("ralm.lm.local.blocks.copy_columns", Mock(side_effect=error))
             after(model, blocks, texts[1])
-    before = blocks.held
+    before = blocks.kept_bytes
     for text in texts:
         check(model.model, decoder(model, blocks), [text])
-    assert blocks.held > before, "room that there was is used"
+    assert blocks.kept_bytes > before, "room that there was is used"

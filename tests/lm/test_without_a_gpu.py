@@ -93,7 +93,7 @@ def test_kept_blocks(family_model: PreTrainedModel) -> None:
     with fake_cuda(family_model) as model:
         for end in (4, 5):
             CachedDecoder(TargetLogits(model, "fake"), LENGTH, blocks).next_tokens([np.append(passage, end)])
-    assert (blocks.found, blocks.read) == (16, 24)
+    assert (blocks.reused, blocks.read) == (16, 24)
 
 
 def test_losses_of_trainings() -> None:

@@ -24,11 +24,7 @@ _CONNECT_SECONDS: Final = 5.0
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Use the cluster at an address: HOST:PORT, or `auto` for the one that this machine belongs to.
-
-    A process that is connected already stays connected. Raises ClusterError if there is no cluster, or if it runs other
-    versions of Ray or Python.
-    """
+    """Use the cluster at an address, HOST:PORT or `auto`; ClusterError if there is none, or it has other versions."""
     if ray.is_initialized():
         yield
         return

@@ -34,7 +34,7 @@ class _Loaded:
 
 @dataclass(frozen=True)
 class _EncoderLoader:
-    """Loads an encoder and an index on a machine; vectors go to the folder `work`."""
+    """A loader of an encoder and an index on a machine; vectors go to the folder `work`."""
 
     index: Path
     options: EncoderOptions
@@ -54,17 +54,13 @@ class _EncoderLoader:
         return _Loaded(open_index(self.index), SavedChunks(self.work, encoder), encoder)
 
     def facts(self, loaded: _Loaded) -> dict[str, Any]:
-        """The fingerprints of both."""
+        """Return the fingerprints of both."""
         return {"index": loaded.index.fingerprint, **loaded.encoder.config}
 
 
 @dataclass(frozen=True)
 class EncodeOn:
-    """Encodes the passages of an index on the cluster at an address (a `RemoteEncoding`).
-
-    `device` is that of `open_workers`. The index, its encoder if that is a folder, and the folder for the vectors must
-    be on a disk that all machines share. Raises ClusterError if one cannot read or write them, or has another encoder.
-    """
+    """A cluster that encodes the passages of an index (a `RemoteEncoding`), on disks that all machines share."""
 
     address: str
     device: str
@@ -89,8 +85,8 @@ class EncodeOn:
             device = "auto" if self.device == "all" else self.device
             requirements = Requirements.of([path, work, *folders], _PACKAGES)
             loader = _EncoderLoader(path, options, device, work, requirements)
-            own = {"index": index.fingerprint, **encoder.config}
-            if workers.facts(loader) != own:
+            facts = {"index": index.fingerprint, **encoder.config}
+            if workers.facts(loader) != facts:
                 raise ClusterError(
                     f"the machines of the cluster have another index or encoder than {loader.label} here."
                 )

@@ -37,7 +37,7 @@ _TOKENS: Final = {"cpu": 4096, "cuda": 1 << 18}
 
 @dataclass(frozen=True)
 class ModelLoader:
-    """Loads a model by name on a machine. A folder or file is read under its absolute path."""
+    """A loader of a model by name on a machine. A folder or file is read under its absolute path."""
 
     name: str
     options: ModelOptions
@@ -45,7 +45,7 @@ class ModelLoader:
 
     @classmethod
     def of(cls, name: str, options: ModelOptions) -> "ModelLoader":
-        """The loader of the model that `load_local_model` loads here."""
+        """Return the loader of the model that `load_local_model` loads here."""
         folder = [Path(name).absolute()] if is_local(name) else []
         return cls(name, options, cluster.Requirements.of(folder, _PACKAGES))
 
@@ -62,7 +62,7 @@ class ModelLoader:
         return model
 
     def facts(self, model: LocalLanguageModel) -> dict[str, Any]:
-        """Facts that a process without a copy of the model needs."""
+        """Return facts that a process without a copy of the model needs."""
         return {
             **model.config,
             "max_length": model.max_length,
@@ -107,10 +107,7 @@ class ClusterModel:
         return tokenizer
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """For each sequence, in order, the natural log-probability (float32) of each of its targets.
-
-        Raises ClusterError if a sequence ends its process again and again, or the cluster fails.
-        """
+        """Yield the log-probability (float32) of each target of each sequence, in order; ClusterError if that fails."""
         tokens = _TOKENS["cuda" if self._facts["device"].startswith("cuda") else "cpu"]
         chunks = enumerate(split_by_tokens(passes, tokens))
         early: dict[int, Sequence[FloatArray]] = {}
@@ -129,11 +126,7 @@ class ClusterModel:
         store: Store | None,
         prompt: QuestionPrompt | None,
     ) -> Iterator[AnsweredInput]:
-        """Return the results of `answer_all`, with the copies of the model on the machines.
-
-        The machines fill the store of scores and answers; then it runs here and finds everything there. Raises
-        ClusterError if a question ends its process again and again, or the cluster fails.
-        """
+        """Yield the results of `answer_all`: the machines fill the store, and it then runs here and finds all there."""
         kept, replayed = store or Store(), cast("Any", _StoredModel(self))
 
         def stored(group: Sequence[int]) -> list[AnsweredInput] | None:
@@ -151,11 +144,11 @@ class ClusterModel:
                 while (answered := stored(group)) is None:
                     _, entries = next(done)
                     kept.put(entries)
-                for number, one in zip(group, answered, strict=True):
-                    yield number, *one[1:]
+                for number, answer in zip(group, answered, strict=True):
+                    yield number, *answer[1:]
 
     def continuations(self) -> Continuations:
-        """Raises UsageError: a cluster does not continue texts."""
+        """Raise UsageError: a cluster does not continue texts."""
         raise UsageError(f"{self.name} only scores texts on a cluster; it continues none.")
 
     def _describe(self, chunk: _Chunk) -> str:
@@ -179,7 +172,7 @@ class _NotStoredError(RalmError):
 
 
 class _StoredModel:
-    """Stands for a model whose scores and answers are stored; raises _NotStoredError where it would have to read."""
+    """A model whose scores and answers are stored; raises _NotStoredError where it would have to read."""
 
     answer_remotely = None  # all is here
 
@@ -197,7 +190,7 @@ class _StoredModel:
 
 
 def _answer_questions(model: WritingModel, task: _Questions) -> Sequence[tuple[bytes, bytes]]:
-    """Answer questions; returns the entries of the store of scores and answers."""
+    """Answer questions; return the entries of the store of scores and answers."""
     store = Store()
     for _ in answer_all(task.inputs, model, task.options, store, task.prompt):
         pass

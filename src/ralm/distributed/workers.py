@@ -15,16 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import ray
-from ray.exceptions import (
-    ActorUnschedulableError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RaySystemError,
-    RayTaskError,
-    WorkerCrashedError,
-)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ralm.distributed.cluster import connected
@@ -45,7 +35,13 @@ _PAUSE: Final = 1.0
 """Seconds to wait for a result before looking around."""
 _UPDATE_SECONDS: Final = 2.0
 _WARNING_SECONDS: Final = 60.0
-_ENDED: Final = (RayActorError, ActorUnschedulableError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
+_ENDED: Final = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.ActorUnschedulableError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.WorkerCrashedError,
+)
 """Errors of tasks whose worker has ended."""
 _DEVICES: Final = ("auto", "all", "cpu", "cuda", "map")
 """Devices on a cluster, where the number of a GPU has no meaning."""
@@ -54,7 +50,7 @@ _NOT_IMPORTED: Final = "failed to import on the worker"
 
 
 class Loader(Protocol[_M_co]):
-    """Loads an object on a machine. It is sent there, so it is small; equal loaders load equal objects."""
+    """A loader of an object on a machine. It is sent there, so it is small; equal loaders load equal objects."""
 
     @property
     def label(self) -> str:
@@ -64,7 +60,7 @@ class Loader(Protocol[_M_co]):
         """Load the object."""
 
     def facts(self, loaded: Any) -> Any:
-        """Facts of the object that must be the same on all machines."""
+        """Return facts of the object that must be the same on all machines."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,12 +93,12 @@ class _Worker:
     running: dict[Any, tuple[_Run, _Job]] = field(default_factory=dict)
 
     def pending(self, run: _Run) -> list[Any]:
-        """The loading and the tasks in progress for a run."""
+        """Return the loading and the tasks in progress for a run."""
         loading = [ref for ref, loader in self.loading.items() if loader == run.loader]
         return [*loading, *self.tasks(run)]
 
     def tasks(self, run: _Run) -> list[Any]:
-        """The tasks in progress for a run."""
+        """Return the tasks in progress for a run."""
         return [ref for ref, (other, _) in self.running.items() if other is run]
 
 
@@ -120,7 +116,7 @@ class WorkerPool:
         self._last_ready = time.monotonic()
 
     def facts(self, loader: Loader[_M]) -> Any:
-        """The facts of a loader's object, once a machine has loaded it; raises the errors of `run`."""
+        """Return the facts of a loader's object, once a machine has loaded it; raises the errors of `run`."""
         if loader not in self._facts:
             list(self.run(loader, _do_nothing, [None], describe=lambda _: loader.label))
         return self._facts[loader][1]
@@ -133,7 +129,7 @@ class WorkerPool:
         *,
         describe: Callable[[_T], str],
     ) -> Generator[tuple[_T, _R], None, None]:
-        """The results of `function(loaded, task)` in any order, each with its task.
+        """Yield the results of `function(loaded, task)` in any order, each with its task.
 
         `loaded` is the object that the loader loads; `describe` names a task in messages. Raises ClusterError if a task
         ends its process each time, if machines load different objects, or if all end while they load; and the errors of
@@ -213,12 +209,12 @@ class WorkerPool:
             worker = waiting[ref]
             try:
                 answer = ray.get(ref)
-            except RayTaskError as error:
+            except ray.exceptions.RayTaskError as error:
                 worker.loading.pop(ref, None)
                 _raise_cause(error)
             except _ENDED:
                 self._lost(worker)
-            except RayError as error:
+            except ray.exceptions.RayError as error:
                 raise ClusterError(
                     f"the cluster has failed: {error}. Run this again to go on where it stopped."
                 ) from error
@@ -230,11 +226,11 @@ class WorkerPool:
                     yield job.task, answer
 
     def _loaded(self, worker: _Worker, loader: Loader[Any], machine: str, facts: Any) -> None:
-        first, known = self._facts.setdefault(loader, (machine, facts))
-        if facts != known:
+        first, expected = self._facts.setdefault(loader, (machine, facts))
+        if facts != expected:
             raise ClusterError(
                 f"{loader.label} is not the same on the machines {first} and {machine} of the cluster: give all the "
-                f"same files, and devices of one kind ({_difference(known, facts)})."
+                f"same files, and devices of one kind ({_difference(expected, facts)})."
             )
         worker.ready.add(loader)
 
@@ -267,14 +263,14 @@ def _count_crash(run: _Run, job: _Job) -> None:
 
 
 class _Actor:
-    """Loads objects and does tasks with them."""
+    """An actor that loads objects and does tasks with them."""
 
     def __init__(self) -> None:
         collect_rarely()
         self._loaded: dict[Any, Any] = {}
 
     def load(self, loader: Loader[Any]) -> tuple[str, Any]:
-        """Load an object unless it is loaded; returns the name of the machine, and the object's facts."""
+        """Load an object unless it is loaded; return the name of the machine, and the object's facts."""
         try:
             if loader not in self._loaded:
                 with no_progress():
@@ -299,22 +295,17 @@ def check_cluster_device(device: str) -> None:
 
 @contextmanager
 def open_workers(address: str, device: str = "auto") -> Iterator[WorkerPool]:
-    """Workers on the cluster at an address, which end with the block.
-
-    `device`: auto is the GPUs of the cluster if it has any, else its processors; map spreads an object over all GPUs of
-    a machine. Raises ClusterError if there is no cluster, UsageError if `device` names a GPU.
-    """
+    """Open workers on the cluster at an address, which end with the block; UsageError if `device` names a GPU."""
     with connected(address):
-        found = WorkerPool(device)
+        pool = WorkerPool(device)
         try:
-            yield found
+            yield pool
         finally:
-            found.close()
+            pool.close()
 
 
 def worker_resources(has: Mapping[str, float], *, use_gpus: bool, together: bool = False) -> list[dict[str, float]]:
-    """The resources of each worker of a machine that has these: a GPU and its share of the processors, or all GPUs
-    `together`, or all processors if GPUs are not used."""
+    """Return the resources of each worker of a machine: a GPU each, all GPUs `together`, or all processors."""
     processors, gpus = has.get("CPU", 0.0), int(has.get("GPU", 0))
     if not use_gpus:
         return [{"num_cpus": processors, "num_gpus": 0}] if processors >= 1 else []
@@ -333,9 +324,9 @@ def _nodes() -> list[dict[str, Any]]:
     return nodes
 
 
-def _raise_cause(error: RayTaskError) -> NoReturn:
+def _raise_cause(error: ray.exceptions.RayTaskError) -> NoReturn:
     """Raise the error of a function that ran on a machine."""
-    if isinstance(error.cause, ImportError | RaySystemError) or _NOT_IMPORTED in str(error.cause):
+    if isinstance(error.cause, ImportError | ray.exceptions.RaySystemError) or _NOT_IMPORTED in str(error.cause):
         why = str(error.cause).splitlines()[0]
         raise ClusterError(
             f"a machine of the cluster does not have what this one has ({why}): install the same on all."
@@ -349,9 +340,9 @@ def _do_nothing(_loaded: object, _task: None) -> None:
     pass
 
 
-def _difference(known: object, facts: object) -> str:
-    """The differences between two facts, in words."""
-    if isinstance(known, Mapping) and isinstance(facts, Mapping):
-        names = [str(name) for name in known if known[name] != facts.get(name)]
-        return ", ".join(f"{name} {known[name]} and {facts.get(name)}" for name in names)
-    return f"{known} and {facts}"
+def _difference(expected: object, facts: object) -> str:
+    """Return the differences between two facts, in words."""
+    if isinstance(expected, Mapping) and isinstance(facts, Mapping):
+        names = [str(name) for name in expected if expected[name] != facts.get(name)]
+        return ", ".join(f"{name} {expected[name]} and {facts.get(name)}" for name in names)
+    return f"{expected} and {facts}"

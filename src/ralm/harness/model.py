@@ -65,8 +65,6 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     context; for a whole text the queries are those of `evaluate_text`. `plan` is by default the papers' with the
     model's own length; its `semantics` and `windows` apply to whole texts. `batch_size` contexts are continued
     together; None is as many as the memory of the model holds, and at most `max_batch_size`.
-
-    Raises UsageError if lengths do not fit into the model, or if it does not return the evidence that a mixer needs.
     """
 
     def __init__(
@@ -96,7 +94,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
 
     @classmethod
     def of(cls, options: HarnessOptions) -> Self:
-        """The model that options describe; raises what loading it and opening the index raise."""
+        """Return the model that options describe; raises what loading it and opening the index raise."""
         opened = open_pipeline(options)
         source = cast("sources.FromRetriever | None", opened.source)
         return cls(
@@ -113,10 +111,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> Self:
-        """The model of `model_args` and of the harness's own arguments (`device`, `batch_size`).
-
-        Raises UsageError if an argument is unknown, of the wrong type, without effect, or given twice.
-        """
+        """Return the model of `model_args` and of the harness's own arguments (`device`, `batch_size`)."""
         more = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if more.get("device") == _DEFAULT_DEVICE:
             del more["device"]
@@ -128,7 +123,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> Self:
-        """The model of `model_args` as one text, `name=value,name=value`; a value with a comma stands in quotes."""
+        """Return the model of `model_args` as one text, `name=value,name=value`; a value with a comma is in quotes."""
         return cls.create_from_arg_obj(parse_pairs(arg_string, "the model ralm"), additional_config)
 
     @cached_property
@@ -144,7 +139,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         }
 
     def get_model_info(self) -> dict[str, JsonValue]:
-        """The settings, which the harness records with its results."""
+        """Return the settings, which the harness records with its results."""
         return {"ralm": self.settings}
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
@@ -169,10 +164,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         requests: Sequence[Instance],
         disable_tqdm: bool = False,  # noqa: ARG002  # RALM_PROGRESS=0 turns our progress off
     ) -> list[tuple[float, bool]]:
-        """The natural log-probability of each ending after its context, and whether greedy decoding writes it.
-
-        Long contexts lose their oldest tokens. Raises UsageError if an ending and its passages do not fit.
-        """
+        """Return the log-probability of each ending after its context, and whether greedy decoding writes it."""
         self._check_plan()
         endings = self._contexts.endings(requests, cached=self._cached)
         answers: list[tuple[float, bool]] = []
@@ -187,11 +179,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         requests: Sequence[Instance],
         disable_tqdm: bool = False,  # noqa: ARG002
     ) -> list[float]:
-        """The natural log-probability of each whole text.
-
-        With passages it is that of `evaluate_text`, which does not score the first token. Without passages it is that
-        of the harness's rolling windows.
-        """
+        """Return the natural log-probability of each whole text; without passages that of the harness's own windows."""
         read = self._rolling if self._source is None else self._evaluated
         answers = []
         for request in track(requests, "Texts", len(requests)):
@@ -205,7 +193,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return -evaluation.reading.scored.nll
 
     def _rolling(self, text: str) -> float:
-        """Windows of the model's length, one after the other; the first begins with the BOS or end-of-text token."""
+        """Score windows of the model's length one after the other, from the BOS or end-of-text token on."""
         prefix = self._contexts.prefix
         if prefix is None:
             raise ModelError("the tokenizer has neither a BOS nor an EOS to begin a text with.")
@@ -215,17 +203,14 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             Request(document=_NOTHING, context=np.array(context), targets=np.array(targets))
             for context, targets in map(make_disjoint_window, windows)
         ]
-        return float(sum(one.sum(dtype=np.float64) for one in self._scorer.log_probs(requests)))
+        return float(sum(log_probs.sum(dtype=np.float64) for log_probs in self._scorer.log_probs(requests)))
 
     def generate_until(
         self,
         requests: Sequence[Instance],
         disable_tqdm: bool = False,  # noqa: ARG002
     ) -> list[str]:
-        """The text that the model writes after each context, up to the first stop string.
-
-        Long contexts lose their oldest tokens. Raises UsageError if ralm lacks an argument of `generation_kwargs`.
-        """
+        """Return the text that the model writes after each context, up to the first stop string."""
         self._check_plan()
         answers: dict[int, str] = {}
         with progress_bar("Generating", len(requests)) as advance:
@@ -237,7 +222,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return [answers[number] for number in range(len(requests))]
 
     def _by_options(self, requests: Sequence[Instance]) -> dict[sampling.GenerationOptions, list[int]]:
-        """The numbers of requests by their options; repeats of a request get the seeds that follow the harness's."""
+        """Return the numbers of requests by their options; a repeat of a request gets the next seed."""
         repeats: Counter[int] = Counter()
         grouped: dict[sampling.GenerationOptions, list[int]] = {}
         for number, request in enumerate(requests):
@@ -255,14 +240,14 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     def _written(
         self, requests: Sequence[Instance], numbers: Sequence[int], options: sampling.GenerationOptions
     ) -> Iterator[tuple[int, str]]:
-        """The numbers of some requests, each with its text."""
+        """Yield the numbers of requests that are written with the same options, each with its text."""
         writer = generate.TokenWriter(self._model, options, self._source, self._parts)
         prompts = {number: self._contexts.prompt(requests[number], options.new_tokens) for number in numbers}
         for batch in self._batches([prompt for prompt, _ in prompts.values()], options):
-            some = numbers[batch.start : batch.stop]
+            group = numbers[batch.start : batch.stop]
             texts: dict[int, pieces.StoppedText] = {}
             tokens: dict[int, list[int]] = {}
-            for number in some:
+            for number in group:
                 prompt, _ = prompts[number]
                 question = self._contexts.question(requests[number], cached=self._cached)
                 added = writer.add(prompt, question)
@@ -273,7 +258,8 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
                     texts[added].add(token)
                     if texts[added].found:
                         writer.end(added)
-            yield from zip(some, (self._text_before(options.stop, of_text) for of_text in tokens.values()), strict=True)
+            answers = (self._text_before(options.stop, of_text) for of_text in tokens.values())
+            yield from zip(group, answers, strict=True)
         self._contexts.warn_of_cuts(sum(is_cut for _, is_cut in prompts.values()), len(numbers))
 
     def _batches(self, prompts: Sequence[IntArray], options: sampling.GenerationOptions) -> Iterator[range]:
@@ -306,28 +292,22 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return f"{self._model.name}-{fingerprint}".replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The chat template, or the one of this name, which is then used; None if it is false.
-
-        Raises ModelError if the tokenizer does not have it.
-        """
+        """Return the chat template, or the one of this name, which is then used; None if it is false."""
         if not chat_template:
             return None
         self._template = chat_template if isinstance(chat_template, str) else None
         return str(self._chatting.chat_template(self._template))
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """Messages as one text in the tokenizer's chat template, as in `hf` without system messages that it rejects.
-
-        Raises ModelError if the tokenizer has no chat template, or if it rejects the other messages.
-        """
+        """Return messages in the tokenizer's chat template, as in `hf` without system messages that it rejects."""
         chat = partial(self._chatting.chat, template=self._template, continue_final=not add_generation_prompt)
         try:
             return str(chat(chat_history))
         except ModelError:
-            others = [message for message in chat_history if message["role"] != "system"]
-            if len(others) == len(chat_history):
+            dialogue = [message for message in chat_history if message["role"] != "system"]
+            if len(dialogue) == len(chat_history):
                 raise
-            return str(chat(others))
+            return str(chat(dialogue))
 
     @property
     def _chatting(self) -> Any:

@@ -14,13 +14,7 @@ from ralm.validation import MAX_COUNT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessOptions(PlannedOptions):
-    """The language model that the harness evaluates, and its passages.
-
-    `max_length` None is the model's own. `question_field` None is the first of the usual names that a document has (see
-    `ralm.harness.requests`). `batch_size` None is as many as the memory of the model holds.
-
-    Raises UsageError if options do not go together.
-    """
+    """The language model that the harness evaluates, and its passages; UsageError if options do not go together."""
 
     plan: Annotated[PlanOptions, Option("What is read.", needs=INDEX_GIVEN, without=("max_length",))] = field(
         default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
@@ -54,13 +48,9 @@ class HarnessOptions(PlannedOptions):
         self.model.check_effect(self.lm)
 
 
-def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
-    """Return the options of the harness's arguments; None is the default. `pretrained`, the name that other models of
-    the harness have for `lm`, is read as `lm`; the harness's own `device` is that of `lm_args`.
-
-    Raises UsageError if an argument is unknown, has a value of another type or no effect, and the errors of options.
-    """
-    texts = {name: as_text(value) for name, value in given.items() if value is not None}
+def parse_arguments(arguments: Mapping[str, Any]) -> HarnessOptions:
+    """Return the options of the harness's arguments; None is the default, and `pretrained` is read as `lm`."""
+    texts = {name: as_text(value) for name, value in arguments.items() if value is not None}
     if "lm" in texts and "pretrained" in texts:
         raise UsageError("`lm` and `pretrained` both name the language model: give one of them.")
     if name := texts.pop("pretrained", None):

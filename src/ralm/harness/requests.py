@@ -34,10 +34,7 @@ _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
 def question_of(document: object, field: str | None = None) -> str | None:
-    """The question of a task's document: the text in `field`, or in the first of `QUESTION_FIELDS` that has text.
-
-    None if the document has no question. Raises UsageError if `field` is given and has no text.
-    """
+    """Return the text in `field` of a task's document, else in the first of `QUESTION_FIELDS` that has some."""
     fields: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
     if field is None:
         return next((fields[name] for name in QUESTION_FIELDS if _is_text(fields.get(name))), None)
@@ -48,7 +45,7 @@ def question_of(document: object, field: str | None = None) -> str | None:
 
 
 def holds(prompt: str, question: str) -> bool:
-    """Whether a prompt contains a question, white space aside."""
+    """Return whether a prompt contains a question, white space aside."""
     return " ".join(question.split()) in " ".join(prompt.split())
 
 
@@ -57,10 +54,7 @@ def _is_text(value: object) -> bool:
 
 
 class Contexts:
-    """Turns requests (`lm_eval.api.instance.Instance`) into token ids, with passages of `source` before them.
-
-    `question_field` is the field of a document that has the question; None is the usual names.
-    """
+    """The contexts of requests (`lm_eval.api.instance.Instance`) as token ids, after passages of `source`."""
 
     def __init__(
         self,
@@ -84,18 +78,13 @@ class Contexts:
         self._documents = PassageDocuments(passages, model.tokenizer, plan.document_tokens, bos)
 
     def encode(self, text: str) -> IntArray:
-        """The token ids (int64) of a text with the special tokens around it, unless it begins with them; those before
-        it stand before its passages, if it has a source."""
+        """Return the token ids (int64) of a text with the special tokens around it, unless it begins with them."""
         tokens = self._tokenizer.encode(text)
         begins = self.prefix is not None and text.startswith(self._tokenizer.decode(np.array([self.prefix])))
         return tokens if begins else np.concatenate([self._around[0], tokens, self._around[1]])
 
     def prompt(self, request: Any, room: int) -> tuple[IntArray, bool]:
-        """The token ids (int64) of the context of a request, without the oldest, to leave room for `room` more; and
-        whether it was cut.
-
-        An empty context is the BOS, else the end-of-text token.
-        """
+        """Return a context (int64), the BOS if it is empty, with room for `room` more; and whether it was cut."""
         whole = self.encode(request.args[0])
         tokens = whole[-(self._plan.max_length - room) :]
         if not len(tokens) and self.prefix is not None:
@@ -108,11 +97,7 @@ class Contexts:
         _warn_of(cut, contexts, f"contexts are too long for {reads}, and lose their oldest tokens")
 
     def question(self, request: Any, *, cached: bool) -> str | None:
-        """The question of a request, which is its query; None if the document has none, or nothing is retrieved.
-
-        Raises UsageError if answers are `cached` by the text of the prompt and the question is not in it, since the
-        cache could not tell two questions apart.
-        """
+        """Return a request's question, if it has one and passages are read; UsageError if the cache confuses it."""
         if self._source is None:
             return None
         question = question_of(request.doc, self._question_field)
@@ -124,7 +109,7 @@ class Contexts:
         return question
 
     def endings(self, requests: Sequence[Any], *, cached: bool) -> list[score.Ending]:
-        """The contexts and endings of requests, after their passages.
+        """Return the contexts and endings of requests, after their passages.
 
         Warns (RalmWarning) if contexts are too long and lose their oldest tokens, and if endings begin inside a token.
         Raises UsageError if an ending and the passages do not fit into the model, TextError if an ending has no tokens.
@@ -138,10 +123,10 @@ class Contexts:
         ]
         hits, evidence = self._hits(queries, contexts), self._parts.evidence
         endings = []
-        for found, context, (_, targets, _) in zip(hits, contexts, texts, strict=True):
-            readings = self._parts.readings(found, self._documents)
+        for row_hits, context, (_, targets, _) in zip(hits, contexts, texts, strict=True):
+            readings = self._parts.readings(row_hits, self._documents)
             endings.append(score.Ending.after(readings, context, targets, self._plan.max_length, self.prefix, evidence))
-        self.warn_of_cuts(sum(one.dropped > 0 for one in endings), len(endings))
+        self.warn_of_cuts(sum(ending.dropped > 0 for ending in endings), len(endings))
         joins = sum(joins_inside for _, _, joins_inside in texts)
         _warn_of(
             joins, len(endings), "endings begin inside a token of the whole text, and have other tokens than there"
@@ -149,7 +134,7 @@ class Contexts:
         return endings
 
     def _hits(self, queries: Sequence[str], contexts: Sequence[IntArray]) -> Sequence[Sequence[tuple[int, float]]]:
-        """The hits that are read before each context, those of its query; none for an empty query."""
+        """Return the hits that are read before each context, those of its query; none for an empty query."""
         keys = [(query, context.tobytes()) for query, context in zip(queries, contexts, strict=True)]
         distinct = {key: context for key, context in zip(keys, contexts, strict=True) if key[0].strip()}
         if self._source is None or not distinct:
@@ -160,11 +145,11 @@ class Contexts:
         options = sampling.GenerationOptions.of(self._plan)
         rows = PromptRows(states, searched, self._model, self._documents, self._source.passages, options)
         chosen = self._parts.choose(rows, hits, self._source.passages)
-        found = {key: chosen.of(row) for row, key in enumerate(distinct)}
-        return [found.get(key, []) for key in keys]
+        hits_of = {key: chosen.of(row) for row, key in enumerate(distinct)}
+        return [hits_of.get(key, []) for key in keys]
 
     def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray, bool]:
-        """The tokens of a context and of its ending, and whether a token of the whole text belongs to both.
+        """Return the tokens of a context and of its ending, and whether a token of the whole text belongs to both.
 
         As in the harness, spaces between them belong to the ending, and its tokens are those of the whole text without
         as many as the context has. An ending that has none of these is encoded apart. Without a context, the ending's
@@ -195,19 +180,15 @@ def _warn_of(count: int, total: int, what: str) -> None:
 
 
 def parse_generation_kwargs(
-    given: Mapping[str, Any], plan: PlanOptions, seed: int, *, bos: bool
+    kwargs: Mapping[str, Any], plan: PlanOptions, seed: int, *, bos: bool
 ) -> sampling.GenerationOptions:
-    """The options of a task's `generation_kwargs`, read as the harness's `hf` does.
-
-    With `bos`, a prompt begins with the special tokens of the plan, else with none. Raises UsageError if an argument is
-    not supported, or leaves no room for a context.
-    """
-    left = dict(given)
-    lengths = [value for name in _LENGTHS if (value := left.pop(name, None)) is not None]
-    stop = left.pop("until", None) or ()
-    temperature = _temperature(left.pop("do_sample", None), left.pop("temperature", None))
-    top_k, top_p = left.pop("top_k", None), left.pop("top_p", None)
-    for name, value in left.items():
+    """Return the options of a task's `generation_kwargs`, as `hf` reads them; without `bos`, nothing comes first."""
+    remaining = dict(kwargs)
+    lengths = [value for name in _LENGTHS if (value := remaining.pop(name, None)) is not None]
+    stop = remaining.pop("until", None) or ()
+    temperature = _temperature(remaining.pop("do_sample", None), remaining.pop("temperature", None))
+    top_k, top_p = remaining.pop("top_k", None), remaining.pop("top_p", None)
+    for name, value in remaining.items():
         if _WITHOUT_EFFECT.get(name) != value:
             raise UsageError(f"`generation_kwargs` has `{name}={value!r}`, which ralm does not have: leave it out.")
     new_tokens = int(lengths[0]) if lengths else _DEFAULT_TOKENS
@@ -226,7 +207,7 @@ def parse_generation_kwargs(
 
 
 def _temperature(do_sample: bool | None, temperature: float | None) -> float:
-    """The temperature; 0 is greedy decoding, as is `do_sample=False`."""
+    """Return the temperature; 0 is greedy decoding, as is `do_sample=False`."""
     if do_sample and not temperature:
         raise UsageError("`do_sample=True` needs a `temperature` above 0 in `generation_kwargs`.")
     return 0.0 if do_sample is False else float(temperature or 0.0)

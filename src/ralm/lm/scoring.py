@@ -34,11 +34,13 @@ class Scorer:
     """A language model with a cache of everything it scored: nothing is scored twice, and results are checked.
 
     It is a `LanguageModel` itself and works wherever one is expected; evaluations that are given the same scorer share
-    its cache.
+    its cache. `scored` counts the requests that this process had not scored before.
 
-    `scored` counts the requests that this process had not scored before. A `store` answers requests that an earlier
-    process scored, and keeps the new results for the next process. `progress` shows a bar. `cache` scores instead of
-    the model, and shares what it reads with the texts that it continues.
+    Args:
+        model: The model that scores.
+        store: Answers requests that an earlier process scored, and keeps the new results for the next one.
+        progress: Whether a bar is shown.
+        cache: Scores instead of the model, and shares what it reads with the texts that it continues.
     """
 
     def __init__(
@@ -57,17 +59,17 @@ class Scorer:
         self._store = store
         self._read_by = cache or self.model
         self._progress = progress
-        self._known: dict[bytes, FloatArray] = {}
+        self._scores: dict[bytes, FloatArray] = {}
         self.traits = traits_of(self.model)
         self.bounds = self.traits.bounds
 
     @classmethod
     def of(cls, model: LanguageModel) -> "Scorer":
-        """The scorer itself if it is given one, else a new scorer for the model."""
+        """Return the scorer itself if it is given one, else a new scorer for the model."""
         return model if isinstance(model, Scorer) else cls(model)
 
     def with_store(self, store: Store) -> "Scorer":
-        """A scorer that shares the cache of this one, and keeps what it scores itself in a store."""
+        """Return a scorer that shares the cache of this one, and keeps what it scores itself in a store."""
         scorer = copy(self)
         scorer._store, scorer.scored = store, 0
         return scorer
@@ -78,49 +80,50 @@ class Scorer:
         return self.model.config
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
-        """The results of the model, not cached."""
+        """Return the results of the model, not cached."""
         return self._read_by.score(sequences)
 
     def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
-        """For each request, in order, the natural log-probability (float32) of each of its targets.
+        """Return the natural log-probability (float32) of each target of each request, in order.
 
-        Raises ModelError if a request is longer than the model reads, a token is not in its vocabulary, or the model
-        does not return log-probabilities of the targets.
+        Raises:
+            ModelError: A request is longer than the model reads, a token is not in its vocabulary, or the model does
+                not return log-probabilities of the targets.
         """
         if not requests:
             return []
         scored: list[FloatArray] = []
         with progress_bar("Scoring", total=len(requests), shown=self._progress) as advance:
-            for some in _at_once(requests, prefixes=self.traits.merges_prefixes):
-                scored += self._score(some, advance)
+            for part in _at_once(requests, prefixes=self.traits.merges_prefixes):
+                scored += self._score(part, advance)
         return scored
 
     def _score(self, requests: Sequence[Request], advance: Callable[[int], None]) -> list[FloatArray]:
         keys = [_request_key(request) for request in requests]
-        new = {key: request for key, request in zip(keys, requests, strict=True) if key not in self._known}
+        new = {key: request for key, request in zip(keys, requests, strict=True) if key not in self._scores}
         self.scored += len(new)
         waiting = Counter(key for key in keys if key in new)
         advance(len(requests) - waiting.total())
         for scored_keys in self._answer(new):
             advance(sum(waiting[key] for key in scored_keys))
-        return [self._known[key] for key in keys]
+        return [self._scores[key] for key in keys]
 
     def _answer(self, new: Mapping[bytes, Request]) -> Iterator[Collection[bytes]]:
-        """Answer requests from the store or by the model; yields the keys of those that are now known."""
+        """Answer requests from the store or by the model; yield the keys of those that are answered."""
         stored = {} if self._store is None else self._store.get(new)
-        self._known.update((key, np.frombuffer(value, "<f4").astype(np.float32)) for key, value in stored.items())
+        self._scores.update((key, np.frombuffer(value, "<f4").astype(np.float32)) for key, value in stored.items())
         yield stored.keys()
-        left = {key: request for key, request in new.items() if key not in stored}
-        merged = merge_requests(left, prefixes=self.traits.merges_prefixes)
-        merged.sort(key=lambda one: -len(one[0]))
+        missing = {key: request for key, request in new.items() if key not in stored}
+        merged = merge_requests(missing, prefixes=self.traits.merges_prefixes)
+        merged.sort(key=lambda pair: -len(pair[0]))
         scored = self._model_log_probs([sequence for sequence, _ in merged])
-        for (sequence, some), log_probs_P in zip(merged, scored, strict=True):
-            firsts = {key: np.searchsorted(sequence.targets_P, _first_target(left[key])) for key in some}
-            answers = {key: log_probs_P[first : first + len(left[key].targets)] for key, first in firsts.items()}
-            self._known.update(answers)
+        for (sequence, keys), log_probs_P in zip(merged, scored, strict=True):
+            firsts = {key: np.searchsorted(sequence.targets_P, _first_target(missing[key])) for key in keys}
+            answers = {key: log_probs_P[first : first + len(missing[key].targets)] for key, first in firsts.items()}
+            self._scores.update(answers)
             if self._store is not None:
                 self._store.put((key, log_probs.astype("<f4").tobytes()) for key, log_probs in answers.items())
-            yield some
+            yield keys
 
     def _model_log_probs(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         if not sequences:
@@ -146,28 +149,27 @@ class Scorer:
 def split_by_tokens(
     texts: Iterable[_Text], tokens: int, count_of: Callable[[_Text], int] = len
 ) -> Iterator[list[_Text]]:
-    """Texts in order, about `tokens` tokens at a time."""
-    some: list[_Text] = []
+    """Yield texts in order, about `tokens` tokens at a time."""
+    group: list[_Text] = []
     count = 0
     for text in texts:
-        some.append(text)
+        group.append(text)
         count += count_of(text)
         if count >= tokens:
-            yield some
-            some, count = [], 0
-    if some:
-        yield some
+            yield group
+            group, count = [], 0
+    if group:
+        yield group
 
 
 def groups_that_fit(lengths: Sequence[Sequence[int]], tokens: int) -> Iterator[range]:
-    """Yield the numbers of consecutive items whose texts, padded to the longest of them, have at most `tokens` tokens;
-    an item with more is alone. `lengths` are those of the texts of each item."""
+    """Yield the numbers of consecutive items whose texts, padded to the longest, have at most `tokens` tokens."""
     begin = rows = longest = 0
-    for number, own in enumerate(lengths):
-        rows, longest = rows + len(own), max(longest, *own, 0)
+    for number, texts in enumerate(lengths):
+        rows, longest = rows + len(texts), max(longest, *texts, 0)
         if number > begin and rows * longest > tokens:
             yield range(begin, number)
-            begin, rows, longest = number, len(own), max(0, *own, 0)
+            begin, rows, longest = number, len(texts), max(0, *texts, 0)
     if begin < len(lengths):
         yield range(begin, len(lengths))
 
@@ -185,13 +187,15 @@ def _at_once(requests: Iterable[Request], *, prefixes: bool) -> Iterator[list[Re
 
 
 def merge_requests(new: Mapping[bytes, Request], *, prefixes: bool) -> list[tuple[ScoringSequence, list[bytes]]]:
-    """The sequences to read, each with the keys of the requests that it answers; with `prefixes`, a request that is a
-    prefix of another shares its sequence. In lexicographic order it comes directly before one that begins with it; only
-    the longest of a chain of prefixes, as the strides of a text are, is compared."""
+    """Return the sequences to read, each with the keys of the requests that it answers.
+
+    With `prefixes`, a request that is a prefix of another shares its sequence. In lexicographic order it comes directly
+    before one that begins with it; only the longest of a chain of prefixes, as the strides of a text are, is compared.
+    """
     chains: list[list[bytes]] = []
     longest: list[IntArray] = []
-    for key, one in new.items():
-        tokens_N = _tokens(one)
+    for key, request in new.items():
+        tokens_N = _tokens(request)
         if prefixes and longest and _begins(tokens_N, longest[-1]):
             chains[-1].append(key)
             longest[-1] = tokens_N
@@ -225,7 +229,7 @@ def _first_target(request: Request) -> int:
 
 
 def _request_key(request: Request) -> bytes:
-    """A hash of all tokens of a request and of the number of targets; where the document ends makes no difference."""
+    """Return a hash of all tokens of a request and of the number of targets, wherever the document ends."""
     digest = blake2b(len(request.targets).to_bytes(8, "little"), digest_size=_KEY_BYTES)
     for part in (request.document, request.context, request.targets):
         digest.update(part.tobytes())
@@ -236,8 +240,8 @@ def _check_sequences(sequences: Sequence[ScoringSequence], name: str, max_length
     longest = max(map(len, sequences))
     if longest > max_length:
         raise ModelError(f"{name} reads at most {max_length} tokens at once, not {longest}.")
-    for one in sequences:
-        smallest, largest = int(one.tokens_N.min()), int(one.tokens_N.max())
+    for sequence in sequences:
+        smallest, largest = int(sequence.tokens_N.min()), int(sequence.tokens_N.max())
         if smallest < 0 or (vocabulary is not None and largest >= vocabulary):
             raise ModelError(
                 f"token {largest if smallest >= 0 else smallest} is not one of the {vocabulary or 'ids'} that {name} "
@@ -246,7 +250,7 @@ def _check_sequences(sequences: Sequence[ScoringSequence], name: str, max_length
 
 
 def _checked(result: object, sequence: ScoringSequence, name: str) -> FloatArray:
-    """A result of a model as an array; ModelError if it does not hold log-probabilities of the targets."""
+    """Return a result of a model as an array; ModelError if it does not hold log-probabilities of the targets."""
     try:
         with np.errstate(over="ignore"):
             log_probs_P: FloatArray = np.asarray(result, dtype=np.float32)
@@ -263,8 +267,7 @@ def _checked(result: object, sequence: ScoringSequence, name: str) -> FloatArray
 
 
 class SharedCache:
-    """One cache for scoring and writing: a prompt that is continued and whose known answer is scored is read once.
-    Nothing is shared if the model's `Continuations` cannot score, or if it does not merge prefixes."""
+    """A cache for scoring and writing, so that a prompt that is continued and scored is read once, if the model can."""
 
     def __init__(self, model: WritingModel) -> None:
         self._model = model
@@ -281,15 +284,14 @@ class SharedCache:
         return getattr(self.continuations, "read_ahead", None)
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
-        """As `LanguageModel.score`, for few sequences; what they share with texts of the previous call is not read
-        again."""
+        """Score few sequences; what they share with texts of the previous call is not read again."""
         score = self._model.score if self._apart else getattr(self.continuations, "score", self._model.score)
         scored: Iterable[FloatArray] = score(sequences)
         return scored
 
 
-def common_prefix_length(one: IntArray, other: IntArray) -> int:
-    """The length of the common prefix of two texts (int64)."""
-    shortest = min(len(one), len(other))
-    differ = np.flatnonzero(one[:shortest] != other[:shortest])
+def common_prefix_length(text: IntArray, other: IntArray) -> int:
+    """Return the length of the common prefix of two texts (int64)."""
+    shortest = min(len(text), len(other))
+    differ = np.flatnonzero(text[:shortest] != other[:shortest])
     return int(differ[0]) if len(differ) else shortest

@@ -26,18 +26,18 @@ Span = tuple[int, int]
 
 
 def full_tokenizer(tokenizer: Tokenizer) -> FullTokenizer:
-    """The tokenizer with all members of `FullTokenizer`; missing ones get the defaults that their docstrings name."""
+    """Return the tokenizer with all members of `FullTokenizer`; missing ones get their defaults."""
     return tokenizer if isinstance(tokenizer, FullTokenizer) else WithDefaults(tokenizer)
 
 
 def has_chat_template(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer can write a chat."""
+    """Return whether the tokenizer can write a chat."""
     return full_tokenizer(tokenizer).encode_chat([Message("user", "?")]) is not None
 
 
 def last_of_user(messages: Sequence[Message]) -> int:
-    """The index of the last message of the user; ChatError if there is none."""
-    places = [place for place, one in enumerate(messages) if one.role == "user"]
+    """Return the index of the last message of the user; ChatError if there is none."""
+    places = [place for place, message in enumerate(messages) if message.role == "user"]
     if not places:
         raise ChatError("the chat has no message of the user: it needs one with the role user.")
     return places[-1]
@@ -61,7 +61,7 @@ class WithDefaults:
         return None
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The ids of a text, and their spans, found by decoding the tokens."""
+        """Return the ids of a text, and their spans, found by decoding the tokens."""
 
         def decode(ids: Sequence[int]) -> str:
             return self.decode(np.array(ids, dtype=np.int64))
@@ -71,7 +71,7 @@ class WithDefaults:
         return tokens, np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        """The ids of a document with `special_tokens`."""
+        """Return the ids of a document with `special_tokens`."""
         special = self.special_tokens
         room = max(0, max_tokens - len(special.before) - len(special.after))
         return np.concatenate([special.before, self.encode(text)[:room], special.after])[:max_tokens]
@@ -89,9 +89,7 @@ def align(
     unknown: int | None,
     mark: str,
 ) -> list[Span]:
-    """The first and one past the last character of each token; tokens that are text only together share a span, and the
-    `unknown` token covers what is between. A token whose word continues ends in the `mark`, if there is one. ModelError
-    if the tokens do not decode to the text, except for its case."""
+    """Return the span of each token, one for tokens that are text only together; ModelError if there is none."""
     alignment = _Alignment(text, decode, unknown, mark)
     for token in tokens:
         alignment.add(token)
@@ -133,14 +131,14 @@ class _Alignment:
             raise self._error()
 
     def finish(self) -> list[Span]:
-        """The spans of all tokens; ModelError if tokens are pending or text other than white space is left."""
+        """Return the spans of all tokens; ModelError if tokens are pending or text other than white space is left."""
         self._close_gap(len(self._text))
         if self._pending or self._text[self._at :].strip():
             raise self._error()
         return self._spans
 
     def _span_of(self, piece: str) -> Span | None:
-        """The span of a piece: next, after white space, or after the unknown tokens of at least one character each."""
+        """Find a piece: next, after white space, or after the unknown tokens of at least one character each."""
         if self._gap:
             begin = self._text.find(piece.strip() or piece, self._at + self._gap)
             return None if begin < 0 else (begin, begin + len(piece.strip() or piece))

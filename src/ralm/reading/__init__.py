@@ -147,8 +147,7 @@ class ReadingOptions:
     def parts(self) -> Parts:
         """Return the reader and the mixer."""
         mixer = MIXERS.parse(self.mixer if self.mixes else "similarity")
-        made = mixer.shared() if isinstance(mixer, OwnPart) else mixer
-        return Parts(reader=self.chosen_reader, mixer=made)
+        return Parts(reader=self.chosen_reader, mixer=mixer.shared() if isinstance(mixer, OwnPart) else mixer)
 
     def _reader(self) -> Any:
         if self.documents is not None and "documents" in READERS.written_keys(self.reader):

@@ -50,8 +50,8 @@ class Bounds:
     @property
     def certified(self) -> bool:
         """Whether that token is certainly the most likely one of the vocabulary."""
-        others = np.delete(self.upper_Y, self.best)
-        return bool(self.lower_Y[self.best] >= max(self.tail_bound, others.max(initial=-np.inf)))
+        rivals_Y = np.delete(self.upper_Y, self.best)
+        return bool(self.lower_Y[self.best] >= max(self.tail_bound, rivals_Y.max(initial=-np.inf)))
 
     @property
     def exact(self) -> bool:
@@ -64,7 +64,7 @@ class Bounds:
         return self.tokens_Y[self.upper_Y >= self.lower_Y[self.best]]
 
     def knowing(self, tokens_C: IntArray, log_probs_KC: FloatArray) -> "Bounds":
-        """The bounds once the log-probabilities of some of the tokens are known after every document."""
+        """Return the bounds once the log-probabilities of some of the tokens are known after every document."""
         places = np.searchsorted(self.tokens_Y, tokens_C)
         log_probs_KY, listed_KY = self.log_probs_KY.copy(), self.listed_KY.copy()
         log_probs_KY[:, places], listed_KY[:, places] = log_probs_KC, True
@@ -74,16 +74,16 @@ class Bounds:
         return mix(np.where(self.listed_KY, self.log_probs_KY, not_listed), self.log_weights_K)
 
 
-def bounds_of(given: NextTokens, log_weights_K: DoubleArray) -> Bounds:
-    """The bounds of the average of K predictions that list their top tokens."""
-    assert given.tokens_BC is not None
-    tokens_Y = np.unique(given.tokens_BC)
+def bounds_of(predictions: NextTokens, log_weights_K: DoubleArray) -> Bounds:
+    """Return the bounds of the average of K predictions that list their top tokens."""
+    assert predictions.tokens_BC is not None
+    tokens_Y = np.unique(predictions.tokens_BC)
     tokens_Y = tokens_Y[tokens_Y != NOT_LISTED]
     log_probs_KY = np.full((len(log_weights_K), len(tokens_Y)), -np.inf)
     listed_KY = np.zeros(log_probs_KY.shape, dtype=bool)
-    for row, (tokens_C, log_probs_C) in enumerate(zip(given.tokens_BC, given.log_probs_BC, strict=True)):
+    for row, (tokens_C, log_probs_C) in enumerate(zip(predictions.tokens_BC, predictions.log_probs_BC, strict=True)):
         there_C = tokens_C != NOT_LISTED
         places = np.searchsorted(tokens_Y, tokens_C[there_C])
         log_probs_KY[row, places] = log_probs_C[there_C]
         listed_KY[row, places] = True
-    return Bounds(tokens_Y, log_probs_KY, listed_KY, given.tail_bound_B.astype(np.float64), log_weights_K)
+    return Bounds(tokens_Y, log_probs_KY, listed_KY, predictions.tail_bound_B.astype(np.float64), log_weights_K)

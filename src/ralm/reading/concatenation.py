@@ -6,7 +6,6 @@ a newline; so does this module by default. REPLUG's code cuts the joined text, s
 room for the others; here that is an option, as is the best document last, next to the text.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -25,10 +24,8 @@ PassageOrder = Literal["best-first", "best-last"]
 class Concatenation(Part):
     """Put the first `documents` hits of a row before the context; the papers' question answering reads 2.
 
-    `order`: best-first as in the papers' codes, or best-last, with the best passage next to the text. Each passage is
-    cut to the plan's `document_tokens`. With `cut_together` all of them are cut as one text, as in REPLUG's code.
-
-    Raises UsageError if `documents` is below 1, or if `cut_together` would cut the best passage first.
+    Each passage is cut to the plan's `document_tokens`; with `cut_together` all of them are cut as one text, as in
+    REPLUG's code. Raises UsageError if that would cut the best passage first.
     """
 
     named: ClassVar = ("reader", "concatenation")
@@ -56,26 +53,23 @@ class Concatenation(Part):
         return 1 if self.cut_together else self.documents
 
     def in_order(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """Passage numbers, given best first, in the order in which they are read."""
+        """Return passage numbers, given best first, in the order in which they are read."""
         return numbers if self.order == "best-first" else numbers[::-1]
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
         """Return one prompt prefix of all passages, credited to the best of them.
 
-        The first in the text is encoded as if it were alone, with the special tokens before it. Each further one is
-        encoded without them and after a newline, which counts as part of it. With `cut_together` they are one text,
-        joined by newlines, and passages of which the cut leaves nothing are not among those of the prefix.
+        The first begins with the special tokens; each further one follows a newline, which counts as part of it. With
+        `cut_together` they are one text, and passages of which the cut leaves nothing are not in the prefix.
         """
         numbers = tuple(number for number, _ in hits[: self.documents])
-        first, *others = self.in_order(numbers)
-        contents = [documents.passage(number).contents for number in others]
+        first, *further = self.in_order(numbers)
+        contents = [documents.passage(number).contents for number in further]
         if self.cut_together and contents:
             texts = [documents.passage(first).contents, *contents]
             tokens = documents.encode("\n".join(texts))
-            cut = bisect_left(
-                range(1, len(texts)), len(tokens), key=lambda one: len(documents.encode("\n".join(texts[:one])))
-            )
-            numbers = numbers[: cut + 1]
+            beginnings = ("\n".join(texts[:count]) for count in range(1, len(texts)))
+            numbers = numbers[: 1 + sum(len(documents.encode(text)) < len(tokens) for text in beginnings)]
         else:
             tokens = np.concatenate([documents[first], *(documents.encode_next(f"\n{text}") for text in contents)])
         return [PromptPrefix(tokens, numbers)]

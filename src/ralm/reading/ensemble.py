@@ -17,8 +17,6 @@ class Ensemble(Part):
     """Read each of the first `documents` hits of a row alone (REPLUG, Eq. 2; 10 documents as in the paper).
 
     The scores of its prompt prefixes are similarity / `temperature`, with temperature 1 as in the paper.
-
-    Raises UsageError if a value is out of range.
     """
 
     named: ClassVar = ("reader", "ensemble")

@@ -41,10 +41,21 @@ def generate(
     source: FromRetriever | None = None,
     parts: Parts = IN_CONTEXT,
 ) -> Iterator[GeneratedText]:
-    """Continue a prompt; pieces come as soon as they cannot belong to a stop string.
+    """Continue a prompt, token by token.
 
-    Without a `source` no passage is read; `parts` say how passages are read. Raises UsageError if the prompt is empty,
-    if lengths do not fit into the model, or if the reranker looks at the text to be predicted.
+    Args:
+        prompt: The text to continue, at least one token long.
+        model: The model that writes.
+        options: Lengths, draws and stop strings.
+        source: Where passages come from; without it none is read.
+        parts: How passages are read; by default the best one alone.
+
+    Returns:
+        Pieces of the text, each as soon as it cannot belong to a stop string.
+
+    Raises:
+        UsageError: The prompt is empty, lengths do not fit into the model, or the reranker looks at the text to be
+            predicted.
     """
     return (piece for _, piece in generate_many([prompt], model, options, source, parts))
 
@@ -56,7 +67,11 @@ def generate_many(
     source: FromRetriever | None = None,
     parts: Parts = IN_CONTEXT,
 ) -> Iterator[tuple[int, GeneratedText]]:
-    """Continue many prompts together, each as if it were alone; yield the number of a prompt and its next piece."""
+    """Continue prompts together, each as if it were alone; arguments and faults as for `generate`.
+
+    Returns:
+        The number of a prompt and its next piece, in the order in which they are written.
+    """
     check_strings("prompts", prompts)
     options = options or GenerationOptions()
     asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
@@ -72,9 +87,9 @@ def generate_many(
 
 
 class TokenWriter:
-    """Continues prompts, one token each per step; prompts may join and leave between steps.
+    """A writer that continues prompts, one token each per step; prompts may join and leave between steps.
 
-    Raises UsageError if lengths do not fit into the model, or if the reranker looks at the text to be predicted.
+    Arguments and faults are those of `generate`; stop strings are for `StoppedText`.
     """
 
     def __init__(
@@ -98,10 +113,15 @@ class TokenWriter:
         self._decoder = Decoder(model, self._options, self._max_length)
 
     def add(self, prompt: IntArray, query: str | None = None, seed: int | None = None) -> int:
-        """Add a prompt of at least one token id (int64), to be continued from the next step on; returns its number.
+        """Add a prompt, to be continued from the next step on.
 
-        The retriever gets `query`; by default the last tokens of the growing text. `seed` is that of the prompt's own
-        random draws; by default that of the options.
+        Args:
+            prompt: At least one token id (int64).
+            query: What the retriever gets; by default the last tokens of the growing text.
+            seed: Of the prompt's own random draws; by default that of the options.
+
+        Returns:
+            The number of the prompt.
         """
         if len(prompt) == 0:
             raise UsageError("the prompt is empty: give at least one token to continue.")
@@ -117,7 +137,7 @@ class TokenWriter:
     def step(self) -> list[tuple[int, GeneratedToken]]:
         """Return the next token of every unfinished prompt, with the prompt's number; empty once all have ended."""
         while self._decoder.unfinished:
-            self._retrieve([one for one in self._decoder.unfinished if one.written % self._options.stride == 0])
+            self._retrieve([state for state in self._decoder.unfinished if state.written % self._options.stride == 0])
             if written := self._decoder.step():
                 return written
         return []
@@ -126,7 +146,7 @@ class TokenWriter:
         if self._source is None or not prompts:
             return
         source, tokenizer, last = self._source, self._model.tokenizer, self._options.query_tokens
-        queries = [tokenizer.decode(one.text[-last:]) if one.query is None else one.query for one in prompts]
+        queries = [tokenizer.decode(state.text[-last:]) if state.query is None else state.query for state in prompts]
         hits = source.search(queries, self._parts.hits)
         rows = PromptRows(prompts, queries, self._model, self._documents, source.passages, self._options)
         hits = self._parts.choose(rows, hits, source.passages)
@@ -138,7 +158,7 @@ class TokenWriter:
 
 
 class Decoder:
-    """Continues texts from their prompt prefixes; a `cache` shares what is read with scoring."""
+    """Texts that are continued from their prompt prefixes; a `cache` shares what is read with scoring."""
 
     def __init__(
         self, model: WritingModel, options: GenerationOptions, max_length: int, cache: SharedCache | None = None
@@ -184,15 +204,15 @@ class Decoder:
             if parts.looks_at(state.readings):
                 texts = self._texts(state)
                 shared = min(
-                    len(text) - max(1, len(one.tokens)) for text, one in zip(texts, state.readings, strict=True)
+                    len(text) - max(1, len(prefix.tokens)) for text, prefix in zip(texts, state.readings, strict=True)
                 )
                 last = min(parts.evidence, shared)
                 state.evidence = Evidence(parts, np.zeros((len(texts), last), dtype=np.float32))
                 requests += [Request(text[:-last], text[:0], text[-last:]) for text in texts if last]
         scored = iter(Scorer(self._model, progress=False, cache=self._cache).log_probs(requests))
-        for one in (state.evidence for state in states if state.evidence is not None):
-            if one.log_probs_KN.size:
-                one.log_probs_KN = np.stack([next(scored) for _ in one.log_probs_KN])
+        for evidence in (state.evidence for state in states if state.evidence is not None):
+            if evidence.log_probs_KN.size:
+                evidence.log_probs_KN = np.stack([next(scored) for _ in evidence.log_probs_KN])
 
     def step(self) -> list[tuple[int, GeneratedToken]]:
         """Return the next token of every unfinished text with the text's number, without those that end there."""
@@ -211,30 +231,29 @@ class Decoder:
             )
         drawn = draw_tokens(self._cache.continuations, texts, draws, chosen=self._model.tier == "chosen")
         written = []
-        for (number, state), draw, one in zip(states, draws, drawn, strict=True):
-            state.text = np.append(state.text, one.token)
+        for (number, state), draw, next_token in zip(states, draws, drawn, strict=True):
+            state.text = np.append(state.text, next_token.token)
             state.written += 1
-            if one.token in self._model.end_tokens or state.written == self._options.new_tokens:
+            if next_token.token in self._model.end_tokens or state.written == self._options.new_tokens:
                 self.end(number)
-            if one.token in self._model.end_tokens:
+            if next_token.token in self._model.end_tokens:
                 continue  # the end may have no id to ask for
-            written.append((number, GeneratedToken.of(one, draw, state.readings.passages_K)))
+            written.append((number, GeneratedToken.of(next_token, draw, state.readings.passages_K)))
             if state.evidence is not None:
-                state.evidence.add(self._log_probs(one, [texts[row] for row in draw.rows]))
+                state.evidence.add(self._log_probs(next_token, [texts[row] for row in draw.rows]))
         return written
 
     def _texts(self, state: PromptState) -> list[IntArray]:
         """Return each prompt prefix and the text, without its oldest tokens if both and the next token do not fit."""
-        begins = [max(0, len(one.tokens) + len(state.text) + 1 - self._max_length) for one in state.readings]
-        return [
-            np.concatenate([one.tokens, state.text[begin:]]) for one, begin in zip(state.readings, begins, strict=True)
-        ]
+        over = len(state.text) + 1 - self._max_length
+        prefixes = (prompt_prefix.tokens for prompt_prefix in state.readings)
+        return [np.concatenate([prefix, state.text[max(0, len(prefix) + over) :]]) for prefix in prefixes]
 
     def _ahead(self, state: PromptState, texts: Sequence[IntArray]) -> TextsAhead:
-        """The texts of an average, which only grow until they are retrieved for again or fill the model's length."""
-        left = min(state.readings_end, self._options.new_tokens) - state.written
+        """Return the texts of an average, which only grow until they are retrieved for again or fill the model."""
+        remaining = min(state.readings_end, self._options.new_tokens) - state.written
         room = self._max_length - max(map(len, texts))
-        return TextsAhead(texts, state.readings.log_weights_K, min(left, room), state.written)
+        return TextsAhead(texts, state.readings.log_weights_K, min(remaining, room), state.written)
 
     def _draw(self, state: PromptState, rows: range) -> Draw:
         """Return how the next token of a text is drawn from the predictions after its prompt prefixes."""

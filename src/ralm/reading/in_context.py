@@ -44,7 +44,7 @@ def check_tokens_before(
 
 
 def check_plan_before(options: PlanOptions, tokens: int, named: str = "`rerank` tokens") -> None:
-    """As `check_tokens_before`, for the windows of a plan."""
+    """Check the windows of a plan as `check_tokens_before` does."""
     if options.windows != "rolling":
         check_tokens_before(options.document_tokens, tokens, options.advance, options.max_length, named)
     elif tokens > options.query_tokens:
@@ -55,8 +55,7 @@ def check_plan_before(options: PlanOptions, tokens: int, named: str = "`rerank` 
 
 
 def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:
-    """Return the request that scores the targets of a row after [document; context] (In-Context RALM, Eq. 2), and the
-    last `before` tokens of the prefix, if it has as many. The first token of a document is never a target."""
+    """Return the request for targets, and `before` tokens, after [document; context] (In-Context RALM, Eq. 2)."""
     context_begin = plan.context_begins(row, len(document))
     target_begin = max(int(plan.first_R[row]) + 1, int(plan.target_begin_R[row]) - before)
     return Request(

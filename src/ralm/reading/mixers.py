@@ -45,8 +45,7 @@ class PosteriorWeights(Part):
     """Weigh by how well each passage predicted the last `evidence` tokens: Bayes' rule with forgetting.
 
     The weights before any evidence are the softmax of the scores. With `eta` 0 they stay; with `eta` 1 and a large
-    `decay` the weights are the posterior of a Bayesian who read these tokens. Raises UsageError if a value is out of
-    range.
+    `decay` the weights are the posterior of a Bayesian who read these tokens.
     """
 
     named: ClassVar = ("mixer", "posterior")
@@ -68,8 +67,7 @@ class Contrast(Part):
         softmax( (1 + alpha) log p - alpha log p_0 )
 
     p is the average over the passages of a row (REPLUG, Eq. 2), with one passage its prediction as in the paper, and
-    p_0 the prediction without passages. No token is cut, so that every text has a probability. Raises UsageError if
-    `alpha` is out of range.
+    p_0 the prediction without passages. No token is cut, so that every text has a probability.
     """
 
     named: ClassVar = ("mixer", "contrast")

@@ -109,5 +109,5 @@ def log_softmax(values: DoubleArray) -> DoubleArray:
 
 
 def _weighted(log_probs_KT: DoubleArray | FloatArray, log_weights: DoubleArray) -> DoubleArray:
-    """The logarithm of each summand of Eq. 2 (float64, K x T)."""
+    """Return the logarithm of each summand of Eq. 2 (float64, K x T)."""
     return np.asarray(log_probs_KT, dtype=np.float64) + (log_weights if log_weights.ndim == 2 else log_weights[:, None])

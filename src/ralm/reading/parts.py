@@ -36,8 +36,9 @@ _ROUNDING: Final = 1e-5
 class Parts:
     """A reader, the mixer of its readings, and the reranker of its passages; None keeps the order of the retriever.
 
-    Raises UsageError if the reranker has fewer candidates than the reader reads, or if a mixer looks at evidence and
-    the reader reads one passage.
+    Raises:
+        UsageError: The reranker has fewer candidates than the reader reads, or the mixer looks at evidence and the
+            reader reads one passage.
     """
 
     reader: Reader = field(default_factory=InContext)
@@ -127,7 +128,7 @@ class Parts:
     def looks_at(self, readings: Readings) -> bool:
         """Return whether the prediction of a row depends on more than the weights of its readings."""
         if self.contrasts:
-            return any(one.passages for one in readings)
+            return any(prefix.passages for prefix in readings)
         return self.evidence > 0 and len(readings) > 1
 
     def log_weights(self, readings: Readings, log_probs_KN: FloatArray, targets: int) -> DoubleArray:
@@ -169,7 +170,7 @@ class Parts:
 
     def check_room(self, prompt_prefixes: Iterable[PromptPrefix], after: int, max_length: int) -> None:
         """Raise UsageError if the longest prompt prefix leaves no room for the `after` tokens that must follow it."""
-        longest = max((len(one.tokens) for one in prompt_prefixes), default=0)
+        longest = max((len(prefix.tokens) for prefix in prompt_prefixes), default=0)
         if longest + after > max_length:
             raise UsageError(
                 f"the reader {_name(self.reader)} puts {longest} tokens before the context, and the {after} that must "
@@ -229,7 +230,7 @@ class Evidence:
     log_probs_KN: FloatArray
 
     def weighed(self, readings: Readings) -> Readings:
-        """The readings with their weights for the next token, which a contrast leaves as they are."""
+        """Return the readings with their weights for the next token, which a contrast leaves as they are."""
         if self.parts.contrasts:
             return readings
         next_KN = np.pad(self.log_probs_KN, ((0, 0), (0, 1)))
@@ -241,16 +242,16 @@ class Evidence:
         self.log_probs_KN = np.hstack([kept_KN, log_probs_K.astype(np.float32)[:, None]])
 
 
-def _fault_of(prompt_prefixes: Sequence[PromptPrefix], found: set[int]) -> str:
-    """Return what is wrong with the prompt prefixes of a row with the passages `found`; empty if nothing is."""
+def _fault_of(prompt_prefixes: Sequence[PromptPrefix], numbers: set[int]) -> str:
+    """Return what is wrong with the prompt prefixes of a row with the passages `numbers`; empty if nothing is."""
     if not isinstance(prompt_prefixes, Sequence):
         return f"{type(prompt_prefixes).__name__} instead of prompt prefixes"
-    for one in prompt_prefixes:
-        if not isinstance(one, PromptPrefix):
-            return f"{type(one).__name__} instead of a PromptPrefix"
-        if not isinstance(one.tokens, np.ndarray) or one.tokens.ndim != 1 or one.tokens.dtype != np.int64:
+    for prefix in prompt_prefixes:
+        if not isinstance(prefix, PromptPrefix):
+            return f"{type(prefix).__name__} instead of a PromptPrefix"
+        if not isinstance(prefix.tokens, np.ndarray) or prefix.tokens.ndim != 1 or prefix.tokens.dtype != np.int64:
             return "a prompt prefix whose tokens are not an int64 vector"
-        if foreign := [number for number in one.passages if number not in found]:
+        if foreign := [number for number in prefix.passages if number not in numbers]:
             return f"a prompt prefix of passage {foreign[0]}, which is not among the hits of its row"
     return "" if len(prompt_prefixes) else "no prompt prefix"
 

@@ -19,14 +19,11 @@ _MAX_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneratedToken:
-    """One generated token, its passages (int64, K; `NO_PASSAGE` without any), and the shares of its probability that
-    came from each, which sum to 1 (`posteriors_K`, float32; NaN if the mixture is no average). `log_prob` is natural,
-    under the mixture itself (before temperature, top-k and top-p); NaN if the model gives text alone.
+    """A generated token with its K passages (int64; `NO_PASSAGE` without any) and the shares of its probability.
 
-    If the model lists its top tokens only, `log_prob` is a lower bound, from the documents that list the token, and so
-    are the shares; `bound_width` is the upper bound less the lower one, 0 if all list it. `certified` says whether a
-    greedy token is certainly the most likely one of the average. `top_logprobs` are the ids and log-probabilities of
-    the top tokens of the mixture, best first, as many as `Sampling.top_logprobs` asks for and the model lists.
+    `posteriors_K` (float32) sum to 1; NaN if the mixture is no average. `log_prob` is natural, before temperature,
+    top-k and top-p; NaN if the model gives text alone. If only top tokens are listed, it is a lower bound, and
+    `bound_width` the upper bound less it. `certified`: whether a greedy token is certainly the most likely one.
     """
 
     token: int
@@ -66,9 +63,7 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A piece of generated text, and its tokens; one that a stop string cuts belongs to the piece that has the
-    beginning of its text. `passage` is that before the text (or `NO_PASSAGE`); of several, the one that contributed
-    most of the probability of the piece's last token."""
+    """A piece of generated text and its tokens; `passage` contributed most of its last token's probability."""
 
     text: str
     passage: int
@@ -76,7 +71,7 @@ class GeneratedText:
 
 
 def spans(pieces: Iterable[GeneratedText]) -> Iterator[GeneratedText]:
-    """The same text with neighbouring pieces of one passage joined."""
+    """Yield the same text with neighbouring pieces of one passage joined."""
     for passage, group in groupby(pieces, key=lambda piece: piece.passage):
         run = list(group)
         tokens = tuple(token for piece in run for token in piece.tokens)
@@ -106,33 +101,32 @@ def passage_shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
 
 
 class StoppedText:
-    """The text that tokens add to a prompt (int64), in pieces of whole characters up to a stop string (`found`): each
-    is what its tokens add to the decoded text before. What could still become a stop string is held back."""
+    """The text that tokens add to a prompt (int64), in whole characters up to a stop string (`found`)."""
 
     def __init__(self, prompt: IntArray, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         self.found = False
         self._tokenizer = tokenizer
         self._stop = stop
-        self._held: list[GeneratedText] = []
+        self._waiting: list[GeneratedText] = []
         self._pending: list[GeneratedToken] = []
         last = prompt[-_DECODED_BEFORE:]
         # after half a character, tokenizers with byte fallback decode none of the bytes that follow
         begins = (last[begin:] for begin in range(min(_MAX_BYTES, len(last))))
-        whole = (some for some in begins if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode(some))
+        whole = (tail for tail in begins if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode(tail))
         self._before: list[int] = next(whole, last).tolist()
 
     def add(self, token: GeneratedToken) -> list[GeneratedText]:
-        """The pieces that can be passed on after this token, in order."""
+        """Return the pieces that can be passed on after this token, in order."""
         self._pending.append(token)
         text = self._gained()
         incomplete = not text or text.endswith("\N{REPLACEMENT CHARACTER}")
         return [] if incomplete else self.add_pieces([self._take(text)])
 
     def rest(self) -> list[GeneratedText]:
-        """The pieces that were held back, or incomplete, until the end."""
+        """Return the pieces that waited, or were incomplete, until the end."""
         certain = self.add_pieces([self._take(self._gained())] if self._pending else [])
-        held, self._held = self._held, []
-        return certain + held
+        waiting, self._waiting = self._waiting, []
+        return certain + waiting
 
     def _take(self, text: str) -> GeneratedText:
         piece = GeneratedText(text=text, passage=self._pending[-1].passage, tokens=tuple(self._pending))
@@ -145,36 +139,36 @@ class StoppedText:
         return self._tokenizer.decode(np.array(all_tokens, dtype=np.int64))[len(without) :]
 
     def add_pieces(self, pieces: Sequence[GeneratedText]) -> list[GeneratedText]:
-        """The pieces that can be passed on after these, in order; nothing after a stop string."""
+        """Return the pieces that can be passed on after these, in order; nothing after a stop string."""
         certain: list[GeneratedText] = []
         for piece in pieces:
             if self.found:
                 break
-            text = "".join(piece.text for piece in [*self._held, piece])
+            text = "".join(piece.text for piece in [*self._waiting, piece])
             ends = [text.index(string) for string in self._stop if string in text]
             self.found = bool(ends)
             overlap = max((_overlap(text, string) for string in self._stop), default=0)
-            passed_on, held = _split([*self._held, piece], min(ends) if ends else len(text) - overlap)
+            passed_on, waiting = _split([*self._waiting, piece], min(ends) if ends else len(text) - overlap)
             certain += passed_on
-            self._held = [] if self.found else held
+            self._waiting = [] if self.found else waiting
         return certain
 
 
 def _overlap(text: str, string: str) -> int:
-    """The length of the longest suffix of `text` that is a proper prefix of `string`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `string`."""
     return next((n for n in range(min(len(text), len(string) - 1), 0, -1) if text.endswith(string[:n])), 0)
 
 
 def _split(pieces: Sequence[GeneratedText], length: int) -> tuple[list[GeneratedText], list[GeneratedText]]:
-    """The first `length` characters of the pieces, and the rest; the tokens of a cut piece go with its first part."""
-    first, others = [], []
+    """Return the first `length` characters of the pieces, and the rest; the tokens of a cut piece go with the first."""
+    first, rest = [], []
     for piece in pieces:
         if length >= len(piece.text):
             first.append(piece)
         elif length > 0:
             first.append(GeneratedText(text=piece.text[:length], passage=piece.passage, tokens=piece.tokens))
-            others.append(GeneratedText(text=piece.text[length:], passage=piece.passage))
+            rest.append(GeneratedText(text=piece.text[length:], passage=piece.passage))
         else:
-            others.append(piece)
+            rest.append(piece)
         length -= len(piece.text)
-    return first, others
+    return first, rest

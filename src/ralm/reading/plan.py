@@ -64,12 +64,10 @@ class PlanOptions:
     has s targets. The query is the first l tokens of a window: all tokens before the targets, except the last. REPLUG's
     context_len 128 and pred_len 768 are `query_tokens` 127 and `stride` 769.
 
-    Every reading begins with the special tokens that `bos` selects, with a document and without. They count towards
-    `document_tokens`. The official code has them only before documents.
+    Special tokens (`bos`) count towards `document_tokens`; the official code has them only before documents. A plan
+    with `document_tokens` 0 is only for retrieval and cannot be read.
 
-    A plan with `document_tokens` 0 is only for retrieval and cannot be read.
-
-    Raises UsageError if a value is out of range or the values do not fit together.
+    Raises UsageError if the values do not fit together.
     """
 
     semantics: Annotated[
@@ -139,11 +137,7 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A row per stride of a text of `text_tokens` tokens; all columns are int64, except `retrieves_R` (bool).
-
-    The targets of row r are `begin_R[r]:end_R[r]` without the first token of its document, `first_R[r]`; its query is
-    `query_begin_R[r]:query_end_R[r]`.
-    """
+    """A row per stride of a text; its targets are `begin_R:end_R` without the first token of a document, `first_R`."""
 
     options: PlanOptions
     text_tokens: int
@@ -176,8 +170,7 @@ class Plan:
 
     @property
     def counts_first(self) -> bool:
-        """Whether perplexities divide by all of the text: the official code counts the first token, too, which is not
-        scored; in rolling windows that is the end-of-text token before the text."""
+        """Whether perplexities divide by all of the text, the first token included, as the official code does."""
         return self.options.semantics == "official" and self.options.windows != "rolling"
 
     @property
@@ -186,22 +179,26 @@ class Plan:
         return self.text_tokens if self.counts_first else self.text_tokens - len(self.documents)
 
     def count_words(self, text: str) -> int:
-        """The divisor of word perplexity: words between white space, or the number of spaces in the official code; none
-        in a text that is mostly of scripts without spaces, where nothing separates words."""
+        """Return the divisor of word perplexity; 0 for a text that is mostly of scripts without spaces."""
         if self.options.semantics == "official":
             return text.count(" ")
         return 0 if is_spaceless(text) else len(text.split())
 
     def context_begins(self, row: int, document_tokens: int) -> int:
-        """The first token of the context that row `row` reads after a document of `document_tokens` tokens."""
+        """Return the first token of the context that row `row` reads after a document of `document_tokens` tokens."""
         pushed_out = max(0, document_tokens - int(self.room_R[row]))
         return min(int(self.context_begin_R[row]) + pushed_out, int(self.begin_R[row]))
 
 
 def make_plan(text_tokens: int, options: PlanOptions) -> Plan:
-    """Return the plan of a text of so many tokens (In-Context RALM, Eq. 3 with stride s, Eq. 4 with query length l).
+    """Return the plan of a text (In-Context RALM, Eq. 3 with stride s, Eq. 4 with query length l).
 
-    Raises TextError if the text has fewer than two tokens, so that there is nothing to score.
+    Args:
+        text_tokens: Number of tokens of the text.
+        options: Stride, lengths and windows.
+
+    Raises:
+        TextError: The text has fewer than two tokens, so that there is nothing to score.
     """
     if text_tokens < 2:
         raise TextError(f"the text has {text_tokens} token(s), and the first is never scored: give a longer text.")

@@ -64,13 +64,12 @@ class Gain:
         return self.nats / self.targets if self.targets else float("nan")
 
     def as_dict(self) -> dict[str, JsonValue]:
-        """The fields by name."""
-        fields = asdict(self)
-        return {"nats": fields.pop("nats"), "per_token": self.per_token, **fields}
+        """Return the fields by name."""
+        return {"nats": self.nats, "per_token": self.per_token, **asdict(self)}
 
 
 def gains(log_probs_T: FloatArray, baseline_T: FloatArray) -> DoubleArray:
-    """The gain (float64, T) of each target: its log-probability with documents less that without, in nats."""
+    """Return the gain (float64, T) of each target: its log-probability with documents less that without, in nats."""
     return log_probs_T.astype(np.float64) - baseline_T.astype(np.float64)
 
 
@@ -82,7 +81,7 @@ def attributed(provenance: Provenance, gain_T: DoubleArray) -> DoubleArray:
 
 
 def total_gain(provenance: Provenance, gain_T: DoubleArray) -> Gain:
-    """The gain of all targets together."""
+    """Return the gain of all targets together."""
     without_TK = (provenance.passages_TK == NO_PASSAGE) & (provenance.posteriors_TK > 0)
     without_T = np.where(without_TK, attributed(provenance, gain_T), 0.0).sum(axis=1)
     return Gain(
@@ -95,7 +94,7 @@ def total_gain(provenance: Provenance, gain_T: DoubleArray) -> Gain:
 
 
 def contributions(provenance: Provenance, gain_T: DoubleArray) -> list[Contribution]:
-    """The contribution of each passage that has shares: largest gain first, equal gains by number."""
+    """Return the contribution of each passage that has shares: largest gain first, equal gains by number."""
     read_TK = (provenance.passages_TK != NO_PASSAGE) & provenance.shared_T[:, None]
     numbers, places = np.unique(provenance.passages_TK[read_TK], return_inverse=True)
     gain = np.bincount(places, weights=attributed(provenance, gain_T)[read_TK], minlength=len(numbers))
@@ -111,8 +110,7 @@ def contributions(provenance: Provenance, gain_T: DoubleArray) -> list[Contribut
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TracedText:
-    """T tokens in the order of the text, each with what it adds (`texts`), its log-probability with documents (float32)
-    and without (`baseline_T`), and the `passages` it was read with; `before` is the text before them."""
+    """T tokens in order: the text and the log-probability of each, with and without (`baseline_T`) the `passages`."""
 
     before: str
     texts: Sequence[str]
@@ -177,19 +175,19 @@ class TracedText:
 
 
 def used_passages(provenance: Provenance, passages: Passages) -> dict[int, Passage]:
-    """The passages that were read, by number, in ascending order."""
+    """Return the passages that were read, by number, in ascending order."""
     numbers = np.unique(provenance.passages_TK).tolist()
     return {number: passages[number] for number in numbers if number != NO_PASSAGE}
 
 
 def gain_as_json(traced: TracedText) -> dict[str, JsonValue]:
-    """The gain of a text in nats, in total and per token, and the passages that contributed most."""
+    """Return the gain of a text in nats, in total and per token, and the passages that contributed most."""
     best = traced.contributions[:_TOP_PASSAGES]
     return {**traced.gain.as_dict(), "passages": [contribution_as_json(row, traced.passages) for row in best]}
 
 
 def contribution_as_json(row: Contribution, passages: Mapping[int, Passage]) -> dict[str, JsonValue]:
-    """The passage of a contribution, and the contribution."""
+    """Return the passage of a contribution, and the contribution."""
     values = asdict(row)
     return passage_as_json(passages[values.pop("passage")]) | values
 
@@ -210,18 +208,18 @@ def token_as_json(
 def hits_as_json(
     hits: Iterable[tuple[Passage, float]], marks: Iterable[Iterable[tuple[int, int]]] = ()
 ) -> list[JsonValue]:
-    """Passages that were found, with their scores; `marks`: the marked characters of each, if known."""
-    found: list[dict[str, JsonValue]] = [
+    """Return passages with their scores; `marks` are the marked characters of each, if known."""
+    rows: list[dict[str, JsonValue]] = [
         {"passage": passage.number, "score": round(score, 4), **passage_as_json(passage), "text": passage.text}
         for passage, score in hits
     ]
-    for hit, spans in zip(found, marks, strict=False):
+    for hit, spans in zip(rows, marks, strict=False):
         hit["marks"] = [[*span] for span in spans]
-    return [*found]
+    return [*rows]
 
 
 def passage_as_json(passage: Passage) -> dict[str, JsonValue]:
-    """A passage's number, document, title and metadata."""
+    """Return a passage's number, document, title and metadata."""
     return {
         "passage": passage.number,
         "document_id": passage.document_id,

@@ -45,14 +45,13 @@ class StrideRows:
         return np.arange(len(self), dtype=np.int64)
 
     def prefix(self, row: int) -> str:
-        """The text before a stride."""
+        """Return the text before a stride."""
         return self.prepared.text[self.prepared.document_begin(row) : self.prepared.characters_before(row)]
 
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
-        """Return those of the end of each prefix after a passage, and let the reading model score the targets too.
-        Another model reads the same sequences if it has the same tokenizer and can read as many tokens."""
+        """Return those of the end of each prefix after a passage; the reading model scores the targets too."""
         scorer, plan = self.scorer, self.prepared.plan
         if model is not None and (not _share_tokens(scorer, model) or plan.options.max_length > model.max_length):
             return self._by_another(candidates, tokens, model)
@@ -62,16 +61,19 @@ class StrideRows:
             scored = self._log_probs(candidates, tokens)
         else:
             scored = Scorer.of(model).log_probs(self._requests(candidates, tokens))
-        return [one[: len(one) - int(targets_R[row])] for (row, _), one in zip(candidates, scored, strict=True)]
+        return [
+            log_probs[: len(log_probs) - int(targets_R[row])]
+            for (row, _), log_probs in zip(candidates, scored, strict=True)
+        ]
 
     def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:
-        """The log-probabilities of each stride's targets after a passage."""
+        """Return the log-probabilities of each stride's targets after a passage."""
         return self._log_probs(candidates, 0)
 
     def ranked(self, row: int, prompt_prefix: PromptPrefix) -> FloatArray | None:
-        """The log-probabilities of a row's targets after a prompt prefix, if ranking has scored them; else None."""
-        found = self._targets.get((row, prompt_prefix.passage))
-        return found if prompt_prefix.tokens is self.documents[prompt_prefix.passage] else None
+        """Return the log-probabilities of a row's targets after a prompt prefix, if ranking has scored them."""
+        log_probs_T = self._targets.get((row, prompt_prefix.passage))
+        return log_probs_T if prompt_prefix.tokens is self.documents[prompt_prefix.passage] else None
 
     def _log_probs(self, candidates: Sequence[tuple[int, int]], before: int) -> list[FloatArray]:
         """Return those of the `before` tokens before the targets and of the targets; read rows without a choice too."""
@@ -83,8 +85,8 @@ class StrideRows:
         plan = self.prepared.plan
         contested = {row for row, _ in candidates}
         rest = [row for row in in_context.rows_with_targets(plan) if row not in contested]
-        others = [(row, number) for row in rest for number, _ in self.hits.of(row)[:1] or [(NO_PASSAGE, 0.0)]]
-        pairs = sorted([*candidates, *others], key=lambda pair: pair[0])  # neighbours share sequences
+        uncontested = [(row, number) for row in rest for number, _ in self.hits.of(row)[:1] or [(NO_PASSAGE, 0.0)]]
+        pairs = sorted([*candidates, *uncontested], key=lambda pair: pair[0])  # neighbours share sequences
         scored = dict(zip(pairs, self.scorer.log_probs(self._requests(pairs, before)), strict=True))
         for (row, number), log_probs in scored.items():
             targets = int(plan.end_R[row] - plan.target_begin_R[row])
@@ -113,8 +115,7 @@ class StrideRows:
 
 @dataclass(slots=True, eq=False)
 class PromptState:
-    """A growing text, the query that replaces it for the retriever (or None), its readings until `readings_end` tokens
-    are written, and the generator of its random draws. `evidence` weighs the readings if their mixer needs it."""
+    """A growing text, the query that replaces it for the retriever (or None), and its readings for the next tokens."""
 
     text: IntArray
     query: str | None
@@ -145,7 +146,7 @@ class PromptRows:
         return np.array([prompt.written // self.options.stride for prompt in self.prompts], dtype=np.int64)
 
     def prefix(self, row: int) -> str:
-        """The text of a prompt so far."""
+        """Return the text of a prompt so far."""
         return self.model.tokenizer.decode(self.prompts[row].text)
 
     def prefix_log_probs(
@@ -164,17 +165,17 @@ class PromptRows:
         return _end_log_probs(Scorer(ranking, progress=False), candidates, texts, documents, tokens, max_length)
 
     def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:  # noqa: ARG002
-        """Raises UsageError: the targets are not generated yet."""
+        """Raise UsageError: the targets are not generated yet."""
         raise UsageError(
             "this reranker looks at the text to be predicted, which generation does not have: choose another one."
         )
 
 
-def _share_tokens(one: LanguageModel, other: LanguageModel) -> bool:
-    """Whether two models have the same tokenizer: one object, or equal fingerprints in their `config`."""
-    fingerprint = one.config.get("tokenizer")
+def _share_tokens(model: LanguageModel, other: LanguageModel) -> bool:
+    """Return whether two models have the same tokenizer: one object, or equal fingerprints in their `config`."""
+    fingerprint = model.config.get("tokenizer")
     same = fingerprint is not None and fingerprint == other.config.get("tokenizer")
-    return same or one.tokenizer is other.tokenizer
+    return same or model.tokenizer is other.tokenizer
 
 
 def _end_log_probs(

@@ -26,14 +26,7 @@ _PLAN: Final = PlanOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a token is drawn from a distribution.
-
-    `temperature` 0 is greedy; otherwise tokens are drawn from the `top_k` most likely ones (None: all), and of these
-    from the most likely ones that together have probability `top_p`, by a random generator that `seed` decides.
-    `top_logprobs` is how many of the top tokens are recorded with each token that is drawn; it changes no draw.
-
-    Raises UsageError if a value is out of range.
-    """
+    """How a token is drawn from a distribution; `temperature` 0 is greedy, and `top_logprobs` changes no draw."""
 
     temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", maximum=1 / MIN_TEMPERATURE)] = 0.0
     top_k: Annotated[
@@ -76,13 +69,8 @@ class Sampling:
 class GenerationOptions(Sampling):
     """How to continue a text; lengths in tokens, retrieval options with the paper's values as defaults.
 
-    Tokens are drawn as `Sampling` says. Generation ends after `new_tokens` tokens, at the model's end-of-text token, or
-    before the first of the `stop` strings. `max_length` None is the model's own. Every reading begins with the special
-    tokens that `bos` selects, with a document and without; they count towards `document_tokens`, and a prompt that
-    already begins with them has them once. Every prompt has its own random generator, seeded with `seed`, so its text
-    does not depend on the other prompts.
-
-    Raises UsageError if a value is out of range.
+    Special tokens (`bos`) count towards `document_tokens`, and a prompt that already begins with them has them once.
+    Every prompt has its own random generator, seeded with `seed`, so its text does not depend on other prompts.
     """
 
     new_tokens: Annotated[int, Option("Maximum number of tokens to write.")] = 64
@@ -108,18 +96,16 @@ class GenerationOptions(Sampling):
 def draw_tokens(
     continuations: Continuations, texts: Sequence[IntArray], draws: Sequence[Draw], *, chosen: bool = False
 ) -> list[Drawn]:
-    """Return what is drawn from the predictions of the next tokens of texts. A model of this process draws on its
-    device, all at once. If `chosen`, the model is asked for the log-probabilities of more tokens where those that it
-    lists do not decide."""
+    """Draw a token for each average, with `chosen` after asking for log-probabilities that are not listed."""
     on_device = getattr(continuations, "draw", None)
     if on_device is not None:
         drawn: list[Drawn] = on_device(texts, draws)
         return drawn
     listing: Any = continuations
-    given = listing.next_tokens(texts)
+    predictions = listing.next_tokens(texts)
     return [
         draw_token(
-            given.of(draw.rows),
+            predictions.of(draw.rows),
             draw,
             partial(listing.chosen, [texts[row] for row in draw.rows]) if chosen else None,
         )
@@ -127,25 +113,24 @@ def draw_tokens(
     ]
 
 
-def draw_token(given: NextTokens, draw: Draw, chosen: Callable[[IntArray], NextTokens] | None = None) -> Drawn:
-    """Draw the next token from the mixture of K predictions (REPLUG, Eq. 2). `chosen` returns the predictions of more
-    tokens, NaN where there is none."""
-    if given.tokens_BC is None:
+def draw_token(predictions: NextTokens, draw: Draw, chosen: Callable[[IntArray], NextTokens] | None = None) -> Drawn:
+    """Draw the next token from the mixture of K predictions (REPLUG, Eq. 2); `chosen` gives those not listed."""
+    if predictions.tokens_BC is None:
         if draw.distribution is None:
-            log_probs_V = mix(given.log_probs_BC, draw.log_weights_K).astype(np.float32)
+            log_probs_V = mix(predictions.log_probs_BC, draw.log_weights_K).astype(np.float32)
         else:
-            log_probs_V = draw.distribution(given.log_probs_BC)
+            log_probs_V = draw.distribution(predictions.log_probs_BC)
         token = sample(log_probs_V, draw)
         top = top_tokens(log_probs_V, draw.top_logprobs)
-        return Drawn(token, float(log_probs_V[token]), given.log_probs_BC[:, token], top)
-    if len(given.log_probs_BC) == 1:
-        return _draw_from_listed(given.log_probs_BC[0], given.tokens_BC[0], draw)
+        return Drawn(token, float(log_probs_V[token]), predictions.log_probs_BC[:, token], top)
+    if len(predictions.log_probs_BC) == 1:
+        return _draw_from_listed(predictions.log_probs_BC[0], predictions.tokens_BC[0], draw)
     if draw.temperature > 0:
         raise UsageError(
-            f"the model lists only its {given.tokens_BC.shape[1]} top next tokens, so that nothing can be drawn from "
-            f"the average over {len(given.tokens_BC)} passages: set `temperature` to 0, or read one passage."
+            f"the model lists only its {predictions.tokens_BC.shape[1]} top next tokens, so that nothing can be drawn "
+            f"from the average over {len(predictions.tokens_BC)} passages: set `temperature` to 0, or read one passage."
         )
-    return _greedy(bounds_of(given, draw.log_weights_K), chosen, draw.top_logprobs)
+    return _greedy(bounds_of(predictions, draw.log_weights_K), chosen, draw.top_logprobs)
 
 
 def _draw_from_listed(log_probs_C: FloatArray, tokens_C: IntArray, draw: Draw) -> Drawn:

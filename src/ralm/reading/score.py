@@ -99,14 +99,15 @@ def rows_and_readings(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ending:
-    """An ending of a context: a request for each of its K readings, whose first `evidence` targets are the end of the
-    context, and their log-weights for each target (float64, K x T). `dropped` tokens of the context were pushed out."""
+    """An ending of a context: a request for each of K readings, and log-weights for each target (float64, K x T)."""
 
     readings: Readings
     requests: Sequence[Request]
     log_weights_KT: DoubleArray
     dropped: int
+    """Tokens of the context that were pushed out."""
     evidence: int
+    """Targets of the requests that are the end of the context."""
 
     @property
     def targets(self) -> IntArray:
@@ -123,9 +124,7 @@ class Ending:
         first_token: int | None,
         evidence: int = 0,
     ) -> "Ending":
-        """Return the ending `targets` of a context that follows each prompt prefix, without its oldest tokens if it
-        does not fit into `max_length`; `first_token` stands before an ending with nothing before it. With several
-        readings up to `evidence` tokens before the targets are scored too."""
+        """Return the ending `targets` after each prompt prefix and as much of the context as fits into `max_length`."""
         contexts, begins = [], []
         for prompt_prefix in readings:
             document, before = prompt_prefix.tokens, context
@@ -144,25 +143,22 @@ class Ending:
             begins.append(max(0, len(context) - room))
             contexts.append(before[begins[-1] :])
         pairs = [*zip(readings, contexts, strict=True)]
-        known = [len(before) - (len(one.tokens) == 0) for one, before in pairs]  # nothing is before a first token
-        evidence = min(evidence, *known) if len(pairs) > 1 else 0
+        scorable = min(len(before) - (len(prefix.tokens) == 0) for prefix, before in pairs)  # not a first token
+        evidence = min(evidence, scorable) if len(pairs) > 1 else 0
         requests = [
-            Request(one.tokens, before[: len(before) - evidence], np.append(before[len(before) - evidence :], targets))
-            for one, before in pairs
+            Request(prefix.tokens, *np.split(np.append(before, targets), [len(before) - evidence]))
+            for prefix, before in pairs
         ]
         log_weights_KT = np.tile(readings.log_weights_K[:, None], len(targets))
         return cls(readings, requests, log_weights_KT, max(begins), evidence)
 
 
 def read_endings(endings: Sequence[Ending], parts: Parts, model: WritingModel) -> Iterator[tuple[FloatArray, bool]]:
-    """Yield the log-probabilities (float32, T) of each ending's targets, and whether greedy decoding would write it.
-
-    A few endings are scored at a time, so that the model still holds them when it is asked for its most likely tokens.
-    Raises UsageError if a model's top tokens do not decide.
-    """
+    """Yield the log-probabilities (float32, T) of each ending's targets, and whether greedy decoding would write it."""
     cache = SharedCache(model)
     scorer = Scorer(model, progress=False, cache=cache)
     lengths = [[*map(len, ending.requests)] for ending in endings]
+    # so few together that the model still holds them when it is asked for its most likely tokens
     for group in groups_that_fit(lengths, traits_of(model).tokens_at_once):
         weighed, log_probs = score_endings(endings[group.start : group.stop], parts, scorer)
         yield from zip(log_probs, are_greedy(weighed, cache.continuations), strict=True)
@@ -183,20 +179,23 @@ def score_endings(endings: Sequence[Ending], parts: Parts, scorer: Scorer) -> tu
 def are_greedy(endings: Sequence[Ending], continuations: Continuations) -> list[bool]:
     """Return whether greedy decoding would write each ending; UsageError if a model's top tokens do not decide."""
     greedy = [True] * len(endings)
-    place, left = 0, [*range(len(endings))]
-    while left:
-        best = _best_tokens([endings[number] for number in left], place, continuations)
-        for number, token in zip(left, best, strict=True):
+    place, undecided = 0, [*range(len(endings))]
+    while undecided:
+        best = _best_tokens([endings[number] for number in undecided], place, continuations)
+        for number, token in zip(undecided, best, strict=True):
             greedy[number] = token == int(endings[number].targets[place])
         place += 1
-        left = [number for number in left if greedy[number] and place < len(endings[number].targets)]
+        undecided = [number for number in undecided if greedy[number] and place < len(endings[number].targets)]
     return greedy
 
 
 def _best_tokens(group: Sequence[Ending], place: int, continuations: Continuations) -> list[int]:
     """Return the most likely token of each ending in the place of one of its targets."""
     texts_K = [
-        [np.concatenate([one.document, one.context, one.targets[: ending.evidence + place]]) for one in ending.requests]
+        [
+            np.concatenate([request.document, request.context, request.targets[: ending.evidence + place]])
+            for request in ending.requests
+        ]
         for ending in group
     ]
     distinct = {text.tobytes(): text for texts in texts_K for text in texts}

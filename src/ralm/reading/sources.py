@@ -25,10 +25,13 @@ from ralm.validation import config_of, retrieve_checked
 
 
 class FromRetriever:
-    """Passages found by a retriever over a corpus.
+    """Passages that a retriever finds in a corpus.
 
-    `config` describes the retriever and the corpus, for the record of a run. By default it is the retriever's own with
-    a hash of all passages.
+    Args:
+        retriever: Finds passage numbers for queries.
+        passages: The passages by number.
+        config: Describes retriever and corpus in the record of a run; by default the retriever's own with a hash of all
+            passages.
     """
 
     def __init__(self, retriever: Retriever, passages: Passages, config: dict[str, JsonValue] | None = None) -> None:
@@ -37,7 +40,7 @@ class FromRetriever:
         self._config = config
 
     def with_retriever(self, retriever: Retriever) -> Self:
-        """The same passages, found by another retriever that returns the same hits."""
+        """Return the same passages, found by another retriever that returns the same hits."""
         return type(self)(retriever, self.passages, self._config)
 
     @property
@@ -59,8 +62,13 @@ class FromRetriever:
         *,
         mask_N: BoolArray | None = None,
     ) -> "FromRetriever":
-        """Return the passages of an index, retrieved as `options` and `mask_N` say, or without an index those of the
-        search service that the options name; raises as `open_retriever` and `RemoteRetriever`."""
+        """Return the passages of an index, or without one those of a search service.
+
+        Args:
+            index: The index or its folder; None for the service that the options name.
+            options: The retriever and its filters.
+            mask_N: Passages that may be found (bool); None: all.
+        """
         if index is None:
             return FromService.of_options(options or RetrieverOptions())
         opened = index if isinstance(index, Index) else open_index(index)
@@ -80,7 +88,7 @@ class FromRetriever:
         return retrieve_checked(self.retriever, queries, k, len(self.passages))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
-        """The hits of the queries of the strides; raises what `search` raises."""
+        """Return the hits of the queries of the strides; raises what `search` raises."""
         rows = np.flatnonzero(prepared.plan.retrieves_R)
         queries = prepared.queries(tokenizer)
         hits = self.search([queries[row] for row in rows], k)
@@ -101,7 +109,7 @@ class FromService(FromRetriever):
         return cls(retriever, retriever.passages, retriever.config)
 
     def search(self, queries: Sequence[str], k: int) -> Hits:
-        """As of `FromRetriever`."""
+        """Return the k best passages for each query; PartError if the service does not return valid hits."""
         return retrieve_checked(self.retriever, queries, k)
 
 
@@ -114,7 +122,7 @@ class FromFile:
 
     @classmethod
     def read(cls, file: Path | str) -> Self:
-        """The passages in a file of the official format; InputError if it is not such a file."""
+        """Read a file of the official format; InputError if it is not such a file."""
         return cls(read_retrieval_file(file), config=file_config(Path(file)))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
@@ -154,7 +162,7 @@ def config_of_reading(model: LanguageModel, source: PassageSource | None, parts:
 
 
 def file_config(file: Path) -> dict[str, JsonValue]:
-    """The path and hash of a file of passages, for the record of a run."""
+    """Return the path and hash of a file of passages, for the record of a run."""
     return {"retrieved": path_text(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
@@ -174,7 +182,7 @@ def share_retrievals(sources: Sequence[Any], hits: Sequence[int]) -> list[Any]:
 def retrieved_strides(
     prepared: PreparedText, tokenizer: Tokenizer, hits: Hits, passages: Passages
 ) -> Iterator[RetrievedStride]:
-    """The hits of a plan as rows of the official retrieval file."""
+    """Yield the hits of a plan as rows of the official retrieval file."""
     plan = prepared.plan
     for row, query in enumerate(prepared.queries(tokenizer)):
         begin, end = int(plan.begin_R[row]), int(plan.end_R[row])
@@ -184,7 +192,9 @@ def retrieved_strides(
             future=tokenizer.decode(prepared.tokens[begin:end]),
             query=query,
             retrieved_docs=tuple(
-                RetrievedPassage(text=one.contents, score=score, id=one.document_id, metadata=dict(one.metadata))
-                for one, score in ((passages[number], score) for number, score in hits.of(row))
+                RetrievedPassage(
+                    text=passage.contents, score=score, id=passage.document_id, metadata=dict(passage.metadata)
+                )
+                for passage, score in ((passages[number], score) for number, score in hits.of(row))
             ),
         )

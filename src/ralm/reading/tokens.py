@@ -23,12 +23,10 @@ _BETWEEN: Final = "\n\n"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedText:
-    """A text of one or several documents, the character that each begins with (int64, D), its tokens (int64, N), the
-    first and one past the last character of each (int64, N x 2), and its plan, which reads each document without the
-    others.
+    """A text of one or several documents: D first characters, N tokens, their spans (all int64), and its plan.
 
-    Tokens around a document, such as the end-of-text token before rolling windows, have empty spans. `unknown_tokens`
-    counts those that stand for text that the tokenizer does not know.
+    A span is the first and one past the last character of a token; tokens around a document have empty ones.
+    `unknown_tokens` counts those that stand for text that the tokenizer does not know.
     """
 
     documents: Sequence[str]
@@ -59,7 +57,7 @@ class PreparedText:
         return min(int(self.spans_N2[begin - 1, 1]), int(self.spans_N2[begin, 0]))
 
     def queries(self, tokenizer: Tokenizer) -> list[str]:
-        """The query of each stride as text; empty for a stride that does not retrieve."""
+        """Return the query of each stride as text; empty for a stride that does not retrieve."""
         plan = self.plan
         return [
             tokenizer.decode(self.tokens[begin:end]) if retrieves else ""
@@ -90,9 +88,7 @@ class PreparedText:
 def prepare_text(
     text: str | Sequence[str], tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None
 ) -> PreparedText:
-    """Tokenise a text, or documents that are read each on its own, and plan it; with `limit_tokens`, only its first
-    tokens, up to the last complete character. Warns if the tokenizer does not know some of the text, and of documents
-    without a target, which are left out; TextError if that is most of it, or nothing is to be scored."""
+    """Tokenise and plan a text, or documents each on its own; TextError if little is known or nothing is scored."""
     tokenizer = full_tokenizer(tokenizer)
     is_rolling = options.windows == "rolling"
     documents, begins, tokens, spans, plans, shortest = [], [0], [], [], [], 1 if is_rolling else 2
@@ -206,9 +202,11 @@ def _visible(text: str) -> int:
 
 
 class PassageDocuments:
-    """Passages as token ids: title, newline, text, cut to `document_tokens`; each is encoded once. Each begins with the
-    special tokens that `bos` selects (`first`, int64), as does a row without a passage; if `bos` is None, as in the
-    official code, with those that the tokenizer adds by default, and such a row with nothing."""
+    """Passages as token ids: title, newline, text, cut to `document_tokens`; each is encoded once.
+
+    Each begins with the special tokens that `bos` selects (`first`, int64), as does a row without a passage. If `bos`
+    is None, as in the official code, with those that the tokenizer adds by default, and such a row with nothing.
+    """
 
     def __init__(self, passages: Passages, tokenizer: Tokenizer, document_tokens: int, bos: Bos | None = None) -> None:
         self.first = _NOTHING if bos is None else first_tokens(tokenizer, bos)
@@ -226,28 +224,28 @@ class PassageDocuments:
 
     @classmethod
     def planned(cls, passages: Passages, tokenizer: Tokenizer, options: PlanOptions) -> Self:
-        """The documents of a plan with these options."""
+        """Return the documents of a plan with these options."""
         bos = None if options.semantics == "official" else options.bos
         return cls(passages, tokenizer, options.document_tokens, bos)
 
     def __getitem__(self, number: int) -> IntArray:
-        """The token ids (int64) of a passage; for `NO_PASSAGE`, those that a row without a passage begins with."""
+        """Return the token ids (int64) of a passage; for `NO_PASSAGE`, those before a row without a passage."""
         if number not in self._encoded:
             self._encoded[number] = self.encode(self._passages[number].contents)
         return self._encoded[number]
 
     def passage(self, number: int) -> Passage:
-        """The passage itself."""
+        """Return the passage itself."""
         return self._passages[number]
 
     def encode(self, text: str) -> IntArray:
-        """The token ids (int64) of a text that stands before a context."""
+        """Return the token ids (int64) of a text that stands before a context."""
         if self._official:
             return self._tokenizer.encode_document(text, self._document_tokens)
         return np.concatenate([self.first, self._tokenizer.encode(text)])[: self._document_tokens]
 
     def encode_next(self, text: str) -> IntArray:
-        """The token ids (int64) of a text that follows another one in a prompt prefix, without special tokens."""
+        """Return the token ids (int64) of a text that follows another one in a prefix, without special tokens."""
         return self._encode_next(text)[: self._document_tokens]
 
 
@@ -266,6 +264,6 @@ def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
 
 
 def without_first(tokens: IntArray, first: IntArray) -> IntArray:
-    """The text without these special tokens if it begins with them, so that they do not come twice."""
+    """Return the text without these special tokens if it begins with them, so that they do not come twice."""
     doubled = len(first) > 0 and np.array_equal(tokens[: len(first)], first)
     return tokens[len(first) :] if doubled else tokens

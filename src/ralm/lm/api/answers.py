@@ -40,12 +40,10 @@ _COUNTS: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """The next token of a text.
+    """The next token of a text, and those that a server lists (`tokens_C` int64, `log_probs_C` float32).
 
-    `token` is the generated token, or the token of the prompt at this position, and `log_prob` its natural
-    log-probability; NaN if the server returns none. If its name stands for several tokens, `token` is `NOT_LISTED`.
-    `tokens_C` (int64) and `log_probs_C` (float32) are the listed tokens. Any other token has a log-probability of at
-    most `rest`.
+    `token` is `NOT_LISTED` if its name stands for several; `log_prob` is NaN if the server returns none. Any token that
+    is not listed has a log-probability of at most `rest`.
     """
 
     token: int
@@ -55,7 +53,7 @@ class Prediction:
     rest: float
 
     def listed(self, token: int) -> float | None:
-        """The log-probability of a token; None if it is not listed."""
+        """Return the log-probability of a token; None if it is not listed."""
         places = np.flatnonzero(self.tokens_C == token)
         return float(self.log_probs_C[places[0]]) if len(places) else None
 
@@ -63,7 +61,7 @@ class Prediction:
 def build_prediction(
     token: int | None, log_prob: float, listed: Sequence[tuple[int | None, float]], requested: int
 ) -> Prediction:
-    """The prediction of a server that lists these tokens, in any order, when `requested` were requested.
+    """Return the prediction of a server that lists these tokens, in any order, when `requested` were requested.
 
     An id is None if the token's name stands for several tokens. Servers add the token itself if it is not among the
     top, and drop one of two tokens with the same name. So the lowest listed value bounds all others only if as many
@@ -95,7 +93,7 @@ def build_prediction(
 
 
 def lone_prediction(token: int, log_prob: float = np.nan, rest: float = np.nan) -> Prediction:
-    """The prediction of a server that lists no other token; by default of one that returns only text."""
+    """Return the prediction of a server that lists no other token; by default of one that returns only text."""
     alone = np.array([token], dtype=np.int64)
     return Prediction(token, log_prob, alone, np.full(1, log_prob, dtype=np.float32), rest)
 
@@ -105,18 +103,19 @@ END_PREDICTION: Final = lone_prediction(END, -np.inf, 0.0)
 
 
 def merge_predictions(predictions: Sequence[Prediction]) -> NextTokens:
-    """The predictions of several texts as one record."""
-    longest = max(len(one.tokens_C) for one in predictions)
+    """Return the predictions of several texts as one record."""
+    longest = max(len(prediction.tokens_C) for prediction in predictions)
     tokens_BC = np.full((len(predictions), longest), NOT_LISTED, dtype=np.int64)
     log_probs_BC = np.full((len(predictions), longest), -np.inf, dtype=np.float32)
-    for row, one in enumerate(predictions):
-        tokens_BC[row, : len(one.tokens_C)] = one.tokens_C
-        log_probs_BC[row, : len(one.log_probs_C)] = one.log_probs_C
-    return NextTokens(log_probs_BC, tokens_BC, np.array([one.rest for one in predictions], dtype=np.float32))
+    for row, prediction in enumerate(predictions):
+        tokens_BC[row, : len(prediction.tokens_C)] = prediction.tokens_C
+        log_probs_BC[row, : len(prediction.log_probs_C)] = prediction.log_probs_C
+    rest_B = np.array([prediction.rest for prediction in predictions], dtype=np.float32)
+    return NextTokens(log_probs_BC, tokens_BC, rest_B)
 
 
 def unexpected(message: str) -> ServerError:
-    """The error of an answer with unexpected content."""
+    """Return the error of an answer with unexpected content."""
     return ServerError(f"{message.removesuffix('.')}.", 200)
 
 
@@ -138,7 +137,7 @@ def parsing(parse: Callable[_Arguments, _Parsed]) -> Callable[_Arguments, _Parse
 
 
 def answer_field(answer: object, *path: str | int) -> Any:
-    """The part of an answer at a path; ServerError if it is missing."""
+    """Return the part of an answer at a path; ServerError if it is missing."""
     part: Any = answer
     for step in path:
         try:
@@ -155,23 +154,23 @@ def expect_length(values: Sequence[object], expected: int, what: str) -> None:
 
 
 def parse_log_prob(value: object, where: str) -> float:
-    """A log-probability in an answer; ServerError if it is not one."""
+    """Return a log-probability in an answer; ServerError if it is not one."""
     if isinstance(value, int | float) and not isinstance(value, bool) and value <= _ABOVE_ZERO:
         return min(float(value), 0.0)
     raise ServerError(f"{where} gives {value!r} where a log-probability should be.", 200)
 
 
 def parse_log_probs(values: Sequence[object], where: str) -> DoubleArray:
-    """Log-probabilities (float64) in an answer, parsed at once; ServerError if one is invalid."""
+    """Return log-probabilities (float64) in an answer, parsed at once; ServerError if one is invalid."""
     if {*map(type, values)} <= {float, int}:
-        found = np.array(values, dtype=np.float64)
-        if (found <= _ABOVE_ZERO).all():
-            return np.minimum(found, 0)
+        log_probs = np.array(values, dtype=np.float64)
+        if (log_probs <= _ABOVE_ZERO).all():
+            return np.minimum(log_probs, 0)
     return np.array([parse_log_prob(value, where) for value in values], dtype=np.float64)
 
 
 def tokens_in_answer(answer: Mapping[str, JsonValue]) -> tuple[int, int] | None:
-    """The tokens in (of the prompt) and out (generated) as the server counted them, or None."""
+    """Return the tokens in (of the prompt) and out (generated) as the server counted them, or None."""
     for inside, into, out in _COUNTS:
         counts = answer if inside is None else answer.get(inside)
         if isinstance(counts, Mapping) and _is_count(read := counts.get(into)):
@@ -192,17 +191,17 @@ class ServerTokenNames:
         self.size = size
 
     def id_of(self, name: str) -> int | None:
-        """The id of the token with this name; None if no token or several have it."""
+        """Return the id of the token with this name; None if no token or several have it."""
         by_id = _BY_ID.fullmatch(name)
         return int(by_id[1]) if by_id else self._by_text.get(name)
 
     def unambiguous_id(self, name: str) -> int | None:
-        """As `id_of`; None also if a server that leaves parts of characters out may mean a token with such a part."""
+        """Return `id_of`; None if a server that leaves parts of characters out may mean a token with such a part."""
         return None if name in self._texts_without_parts else self.id_of(name)
 
     @cached_property
     def _texts_without_parts(self) -> frozenset[str]:
-        """The texts of tokens with parts of characters, without these parts."""
+        """Return the texts of tokens with parts of characters, without these parts."""
         alone = (self.tokenizer.decode(np.array([token], dtype=np.int64)) for token in range(self.size))
         return frozenset(text.replace(_PART, "") for text in alone if _PART in text)
 
@@ -210,11 +209,11 @@ class ServerTokenNames:
     def _by_text(self) -> dict[str, int]:
         before = self.tokenizer.encode(_BEFORE)
         indent = len(self.tokenizer.decode(before))
-        found: dict[str, int] = {}
+        ids: dict[str, int] = {}
         twice = {"", _PART}
         for token in range(self.size):
             alone = np.array([token], dtype=np.int64)
             texts = {self.tokenizer.decode(alone), self.tokenizer.decode(np.concatenate([before, alone]))[indent:]}
-            twice |= {text for text in texts if text in found}
-            found |= dict.fromkeys(texts, token)
-        return {text: token for text, token in found.items() if text not in twice}
+            twice |= {text for text in texts if text in ids}
+            ids |= dict.fromkeys(texts, token)
+        return {text: token for text, token in ids.items() if text not in twice}

@@ -47,33 +47,29 @@ CACHE: Final = "RALM_CACHE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiUsage:
-    """The requests to a server so far, and their tokens.
-
-    `requests` were sent, with `retries` retries; `reused` requests were not sent, because their answer was stored or an
-    equal one was sent. The tokens are those that the server counted; `estimated` answers came without a count and count
-    at their maximum.
-    """
+    """The requests to a server so far, and their tokens, of which `estimated` answers came without a count."""
 
     requests: int = 0
     retries: int = 0
     reused: int = 0
+    """Requests that were not sent, because their answer was stored or an equal one was sent."""
     tokens_in: int = 0
     tokens_out: int = 0
     estimated: int = 0
 
     def describe(self) -> str:
-        """The usage in words, for a message."""
+        """Return the usage in words, for a message."""
         tokens = f"{self.tokens_in:,} tokens in and {self.tokens_out:,} out"
         return f"{self.requests:,} requests sent and {self.reused:,} reused, {'about ' * bool(self.estimated)}{tokens}"
 
     def describe_dry_run(self) -> str:
-        """The usage of a dry run in words."""
+        """Return the usage of a dry run in words."""
         tokens = f"{self.tokens_in:,} tokens in and {self.tokens_out:,} out"
         return f"{self.requests:,} requests would be sent and {self.reused:,} reused, with {tokens} at most"
 
 
 class Budget:
-    """Counts requests and their tokens, and rejects requests beyond `max_requests`; several threads may use it."""
+    """A count of requests and their tokens, for several threads, that rejects requests beyond `max_requests`."""
 
     def __init__(self, max_requests: int | None) -> None:
         self._max_requests = max_requests
@@ -94,7 +90,7 @@ class Budget:
         self.count(tokens_in=tokens_in, tokens_out=tokens_out, estimated=counted is None)
 
     def used_up(self) -> BudgetError:
-        """The error of a request beyond the budget."""
+        """Return the error of a request beyond the budget."""
         return BudgetError(
             f"the budget is used up: {self.usage.describe()}. Raise `max_requests` and run this again to continue."
         )
@@ -107,7 +103,7 @@ class Budget:
 
 
 def default_answers(environment: Mapping[str, str] = os.environ) -> Path:
-    """The default file of answers: `answers.sqlite` in $RALM_CACHE, or else in the user's cache."""
+    """Return the default file of answers: `answers.sqlite` in $RALM_CACHE, or else in the user's cache."""
     if named := environment.get(CACHE):
         return Path(named) / "answers.sqlite"
     caches = environment.get("XDG_CACHE_HOME")
@@ -115,7 +111,7 @@ def default_answers(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def answer_key(identity: str, path: str, body: Mapping[str, JsonValue]) -> bytes:
-    """The key of the answer of a model to a request (32 bytes); the order of the names in a body does not matter."""
+    """Return the key of a model's answer to a request (32 bytes); the order of the names in a body does not matter."""
     return sha256(json.dumps([identity, path, body], sort_keys=True, separators=(",", ":")).encode()).digest()
 
 
@@ -128,7 +124,7 @@ class AnswerStore:
         self.close = self._store.close
 
     def get(self, key: bytes) -> JsonObject | None:
-        """The answer with this key, or None if it is not known."""
+        """Return the answer with this key, or None if it is not stored."""
         values = self._store.get([key])
         return json.loads(zlib.decompress(values[key])) if values else None
 
@@ -138,13 +134,10 @@ class AnswerStore:
 
 
 class Client:
-    """Sends requests to a server; a context manager.
+    """A client that sends requests to a server for any thread; a context manager.
 
     `identity` is the hash that identifies the model. Until it is set, no answer is stored or reused. Then answers go to
-    `store`, the file in `options` or the one in the user's cache. Any thread may use a client, also one with a running
-    event loop.
-
-    Raises InputError or StorageError if the file of answers cannot be used.
+    `store`, the file in `options` or the one in the user's cache.
     """
 
     def __init__(self, endpoint: Endpoint, options: ApiOptions | None = None) -> None:
@@ -172,15 +165,15 @@ class Client:
         return self._budget.usage
 
     def get(self, path: str) -> JsonObject:
-        """The answer at a path; it is neither stored nor counted. Raises ServerError."""
+        """Return the answer at a path; it is neither stored nor counted. Raises ServerError."""
         return self._loop.run(partial(self._transport.send, "GET", path, retries=1))
 
     def post(self, path: str, body: Mapping[str, JsonValue]) -> JsonObject:
-        """The answer to a request that costs nothing; it is neither stored nor counted. Raises ServerError."""
+        """Return the answer to a request that costs nothing; it is neither stored nor counted. Raises ServerError."""
         return self._loop.run(partial(self._transport.send, "POST", path, body))
 
     def answers(self, requests: Iterable[ApiRequest]) -> Iterator[Any]:
-        """The parsed answers to requests, in their order, each as soon as it and all before it are known.
+        """Yield the parsed answers to requests, in their order, each as soon as it and all before it are known.
 
         Equal requests are sent once. If one fails, or the caller stops, no more are sent; those in flight are awaited
         and stored. Raises ServerError if the server does not answer a request, BudgetError if no more may be sent,
@@ -239,7 +232,7 @@ class Client:
         return outcome
 
     def _parsed(self, request: ApiRequest, outcome: "_Outcome") -> Any:
-        """What a request makes of its answer, which is known; raises its error."""
+        """Return what a request makes of its answer, which is known; raise its error."""
         answer = outcome.answer
         if isinstance(answer, BudgetError):
             raise self._budget.used_up()  # with the tokens of all answers before
@@ -276,7 +269,7 @@ class Client:
             call.arrived.put(None)
 
     def _stored(self, key: bytes, request: ApiRequest) -> JsonObject | None:
-        """The stored answer to a request; None if it is not known or cannot be used."""
+        """Return the stored answer to a request; None if it is not stored or cannot be used."""
         stored = self.store.get(key)
         with suppress(ServerError):
             if stored is not None:
@@ -285,7 +278,7 @@ class Client:
         return None
 
     async def _keep(self, key: bytes, request: ApiRequest, answer: JsonObject) -> None:
-        """Store an answer. Raises ServerError if it cannot be used, and then stores nothing."""
+        """Store an answer; ServerError, and nothing is stored, if it cannot be used."""
         try:
             await asyncio.to_thread(request.parse, answer)  # which may ask the server for its tokenizer
         except ServerError as error:
@@ -309,20 +302,18 @@ class _Outcome:
 
 
 class _Call:
-    """One call of `answers`: the awaited requests in `order`, and the `outcomes` by key. They are forgotten once they
-    are given, since the file has them, or kept in `unstored`. `arrived` gets an item for each one that is known. The
-    tasks in `sent` await the server."""
+    """A call of `answers`: the awaited requests in `order`, their `outcomes` by key, and the tasks in `sent`."""
 
     def __init__(self) -> None:
         self.order: deque[tuple[ApiRequest, _Outcome]] = deque()
         self.outcomes: WeakValueDictionary[bytes, _Outcome] = WeakValueDictionary()
-        self.unstored: list[_Outcome] = []
+        self.unstored: list[_Outcome] = []  # the others are forgotten once they are given, since the file has them
         self.arrived: SimpleQueue[None] = SimpleQueue()
         self.sent: set[asyncio.Task[Any]] = set()
         self.stopped = False
 
     def first_is_known(self, *, wait: bool) -> bool:
-        """Whether the first outcome is known; with `wait`, wait until it is."""
+        """Return whether the first outcome is known; with `wait`, wait until it is."""
         _, first = self.order[0]
         while wait and not first.is_known:
             self.arrived.get()
@@ -355,14 +346,14 @@ class LoopThread:
         self._thread.start()
 
     def start(self, work: _Work) -> None:
-        """Have the thread run `work`, which reports its own outcome. Raises UsageError after `close`."""
+        """Have the thread run `work`, which reports its own outcome; UsageError after `close`."""
         with self._lock:
             if self._closed:
                 raise UsageError("this client is closed; make another one.")
             self._loop.call_soon_threadsafe(self._begin, work)
 
     def run(self, work: _Work) -> Any:
-        """Have the thread run `work`, and wait for its result. Raises what it raises, and UsageError after `close`."""
+        """Have the thread run `work`, and return its result; raises what it raises, and UsageError after `close`."""
         # A user may interrupt the main thread between any two steps. The `get` of a queue is a single step; the lock
         # of a future could stay locked.
         outcome: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()

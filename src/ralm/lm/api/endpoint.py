@@ -54,8 +54,7 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a model: the base URL without a final slash, the server's name for the model ("" for a search
-    service), and its key from the environment variable `variable`, if that is set."""
+    """The address of a model: the base URL, the server's name for it ("" for a search service), and its key."""
 
     url: str
     model: str
@@ -78,7 +77,7 @@ class Endpoint:
         return "max_completion_tokens" if self.is_openai else "max_tokens"
 
     def address(self, path: str) -> str:
-        """The full URL of a path: below the base URL, or from the server's root if it begins with `//`."""
+        """Return the full URL of a path: below the base URL, or from the server's root if it begins with `//`."""
         if path.startswith("//"):
             parts = urlsplit(self.url)
             return f"{parts.scheme}://{parts.netloc}{path[1:]}"
@@ -86,13 +85,12 @@ class Endpoint:
 
 
 def is_api(name: str) -> bool:
-    """Whether this is the name of a language model behind an API."""
+    """Return whether this is the name of a language model behind an API."""
     return _URL.match(name) is not None or name.partition(":")[0] in PROVIDERS.keys() - {name}
 
 
 def endpoint_of(name: str, environment: Mapping[str, str] = os.environ) -> Endpoint:
-    """The endpoint with this name, and its key from the environment; UsageError, without the key, if either is
-    wrong."""
+    """Return the endpoint with this name, and its key from the environment; UsageError if either is wrong."""
     provider, _, model = name.partition(":")
     if provider not in PROVIDERS:
         return _url_endpoint(name, environment)
@@ -106,8 +104,7 @@ def endpoint_of(name: str, environment: Mapping[str, str] = os.environ) -> Endpo
 
 
 def service_endpoint(url: str, environment: Mapping[str, str] = os.environ) -> Endpoint:
-    """The endpoint of a search service at a URL, with or without its path /retrieve, and its key from the environment;
-    raises as `endpoint_of`."""
+    """Return the endpoint of a search service at a URL, with or without its path /retrieve; raises as `endpoint_of`."""
     parts = _split_url(url, "http://HOST:PORT", SERVICE_KEY)
     if parts.fragment:
         raise UsageError(f"{url} names a model, and a search service has none; write {url.partition('#')[0]}.")
@@ -153,8 +150,7 @@ def key_in(variable: str, environment: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """How often a server is asked at most, and where its answers are stored. `max_requests` does not count retries.
-    Raises UsageError if an option is out of bounds."""
+    """How often a server is asked at most, without retries, and where its answers are stored."""
 
     requests_at_once: Annotated[int, Option("API: maximum number of concurrent requests.", maximum=1000)] = 16
     timeout: Annotated[

@@ -64,8 +64,7 @@ _BROKEN: Final = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, Unico
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ApiRequest:
-    """A POST to a path as in `Endpoint.address`. `parse` makes of an answer what the caller gets, and raises
-    ServerError if it cannot be used; `guess` makes what a dry run gets."""
+    """A POST; `parse` makes what the caller gets of an answer, or raises ServerError, and `guess` that of a dry run."""
 
     path: str
     body: Mapping[str, JsonValue]
@@ -76,7 +75,7 @@ class ApiRequest:
     guess: Callable[[], Any] = dict
 
     def parsed(self, parse: Callable[[JsonObject], Any], guess: Callable[[], Any] = dict) -> "ApiRequest":
-        """The request with another `parse` and `guess`."""
+        """Return the request with another `parse` and `guess`."""
         return replace(self, parse=parse, guess=guess)
 
     @property
@@ -106,7 +105,7 @@ class Http:
             ) from None
 
     async def open(self, method: str, path: str, content: bytes | None = None) -> httpx2.Response:
-        """The answer to a request, once its headers are there; close it."""
+        """Return the answer to a request, once its headers are there; close it."""
         request = self._client.build_request(method, self.endpoint.address(path), content=content)
         return await self._client.send(request, stream=True)
 
@@ -124,7 +123,7 @@ class _Answer(NamedTuple):
 
 
 class Transport(Http):
-    """Sends requests and retries them; `retried` is called for each retry of a POST."""
+    """Connections that send requests and retry them; `retried` is called for each retry of a POST."""
 
     def __init__(self, endpoint: Endpoint, options: ApiOptions, retried: Callable[[], None]) -> None:
         super().__init__(endpoint, options.timeout)
@@ -141,7 +140,7 @@ class Transport(Http):
         max_bytes: int = _BYTES_OF_OTHERS,
         retries: int | None = None,
     ) -> JsonObject:
-        """The answer to a request. Raises ServerError if there is none."""
+        """Return the answer to a request; ServerError if there is none."""
         place = self.endpoint.address(path)
         try:
             content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
@@ -164,7 +163,7 @@ class Transport(Http):
         raise self._problem(outcome, place, tries, time.monotonic() - begun)
 
     async def _once(self, method: str, path: str, content: bytes | None, limit: int) -> "_Answer | Exception":
-        """The whole answer to a request, or what went wrong; as a value, since an error would carry the key along."""
+        """Return the whole answer, or what went wrong: as a value, since an error would carry the key along."""
         try:
             async with asyncio.timeout(self.seconds):
                 response = await self.open(method, path, content)
@@ -176,7 +175,7 @@ class Transport(Http):
             return error
 
     def _parsed(self, place: str, content: bytes) -> JsonObject:
-        """The JSON object in an answer; a list of objects becomes the `data` of one. Raises ServerError for others."""
+        """Return the JSON object in an answer, of a list the object with it as `data`; ServerError for others."""
         answer: Any = None
         with suppress(ValueError, RecursionError):
             answer = json.loads(content)
@@ -193,7 +192,7 @@ class Transport(Http):
         return answer
 
     def _problem(self, outcome: "_Answer | Exception", place: str, tries: int, seconds: float) -> ServerError:
-        """What went wrong in one or two sentences."""
+        """Return what went wrong in one or two sentences."""
         url = self.endpoint.url
         tried = f"tried {tries:,} times over {seconds:,.0f} seconds" if tries > 1 else "tried once"
         if isinstance(outcome, TooLongError):
@@ -206,7 +205,7 @@ class Transport(Http):
         return ServerError(self._status(outcome, place, tried), outcome.status)
 
     def _status(self, answer: _Answer, place: str, tried: str) -> str:
-        """The meaning of an HTTP status for the user."""
+        """Return the meaning of an HTTP status for the user."""
         url, variable = self.endpoint.url, self.endpoint.variable
         quoted = f"({answer.status}: {self._quote(_message(answer.content.decode(errors='replace')))})"
         match answer.status:
@@ -229,7 +228,7 @@ class Transport(Http):
                 return f"{url} rejected a request {quoted}."
 
     def _quote(self, text: str) -> str:
-        """The first line of a server's message that is not blank, without the key, truncated."""
+        """Return the first line of a server's message that is not blank, without the key, truncated."""
         if self.endpoint.key:
             text = text.replace(self.endpoint.key, "[key]")
         line = next((line for line in map(str.strip, text.splitlines()) if line), "")
@@ -237,7 +236,7 @@ class Transport(Http):
 
 
 class Upstream(Http):
-    """Passes requests on to a server, without retries, budget or store, and gives its answers as they come."""
+    """Connections that pass requests on, without retries, budget or store, and give the answers as they come."""
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         super().__init__(endpoint, seconds, {"Accept": "*/*", "Accept-Encoding": "identity"})
@@ -245,7 +244,7 @@ class Upstream(Http):
         self._checked, self._answers = -inf, False
 
     async def send(self, method: str, path: str, content: bytes) -> "UpstreamAnswer":
-        """Return the answer to a request, once its headers are there; close it. Raises ServerError if there is none."""
+        """Return the answer to a request, once its headers are there; close it. ServerError if there is none."""
         with self.errors():
             response = await self.open(method, path, content or None)
         status = response.status_code
@@ -258,7 +257,7 @@ class Upstream(Http):
         return UpstreamAnswer(response, self)
 
     async def is_reachable(self) -> bool:
-        """Whether the server answers, with no error of its own; it is asked for its models every few seconds."""
+        """Return whether the server answers, with no error of its own; it is asked for its models every few seconds."""
         async with self._checking:
             if time.monotonic() - self._checked >= _SECONDS_FRESH:
                 self._answers = False
@@ -305,13 +304,13 @@ class UpstreamAnswer:
         return self.status < 400 and self.kind.startswith("text/event-stream")
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The parts of the body as they come. Raises ServerError if the server breaks off."""
+        """Yield the parts of the body as they come; ServerError if the server breaks off."""
         with self._upstream.errors():
             async for part in self._response.aiter_bytes():
                 yield part
 
     async def content(self) -> bytes:
-        """The whole body, without the key if the server repeats it. Raises ServerError."""
+        """Return the whole body, without the key if the server repeats it; ServerError if it breaks off."""
         with self._upstream.errors():
             return self.without_key(await read_content(self._response, _BYTES_PASSED_ON))
 
@@ -326,7 +325,7 @@ class TooLongError(Exception):
 
 
 async def read_content(response: httpx2.Response, limit: int) -> bytes:
-    """The decompressed body. Raises TooLongError if it has more bytes than `limit`."""
+    """Return the decompressed body; TooLongError if it has more bytes than `limit`."""
     parts, size = [], 0
     async for part in response.aiter_bytes():
         parts.append(part)
@@ -337,7 +336,7 @@ async def read_content(response: httpx2.Response, limit: int) -> bytes:
 
 
 def _seconds_to_retry(outcome: _Answer | Exception, tries: int) -> float | None:
-    """Seconds until a request is sent again after so many tries; None if the outcome stands."""
+    """Return the seconds until a request is sent again after so many tries; None if the outcome stands."""
     if isinstance(outcome, TooLongError):
         return None
     if isinstance(outcome, _Answer):
@@ -352,7 +351,7 @@ def _seconds_to_retry(outcome: _Answer | Exception, tries: int) -> float | None:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """The seconds that a server asks to wait, in milliseconds, in seconds or as a date; 0 if it names none."""
+    """Return the seconds that a server asks to wait, in milliseconds, in seconds or as a date; 0 if it names none."""
     for name, divisor in (("retry-after-ms", 1000), ("retry-after", 1)):
         with suppress(KeyError, ValueError):
             if isfinite(seconds := float(headers[name]) / divisor):
@@ -363,7 +362,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 
 
 def cause_of(error: BaseException) -> str:
-    """The reason for a broken connection, by the operating system or the HTTP package."""
+    """Return the reason for a broken connection, by the operating system or the HTTP package."""
     reason, inner = "no reason given", error.__cause__ or error.__context__
     while inner is not None:
         number = getattr(inner, "errno", None) or 0
@@ -377,7 +376,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def _rejection(answer: Mapping[str, JsonValue]) -> str | None:
-    """The error in an answer with status 200, as some gateways send it, or None if there is none."""
+    """Return the error in an answer with status 200, as some gateways send it, or None if there is none."""
     if answer.get("object") == "error":
         return _message(answer)
     choices = answer.get("choices")
@@ -388,7 +387,7 @@ def _rejection(answer: Mapping[str, JsonValue]) -> str | None:
 
 
 def _message(body: object) -> str:
-    """The message in the body of an error, a JSON value or its text."""
+    """Return the message in the body of an error, a JSON value or its text."""
     with suppress(ValueError, RecursionError):
         body = json.loads(body) if isinstance(body, str) else body
     while isinstance(body, Mapping | list) and body:

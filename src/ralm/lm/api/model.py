@@ -25,8 +25,7 @@ _DRAFTED: Final = 8
 
 
 class ApiModel:
-    """A `WritingModel` behind an API, asked by a backend; `load_api_model` makes it. If the server only lists the most
-    likely tokens, `score` raises UsageError, and `bounds` are models with lower and upper bounds."""
+    """A `WritingModel` behind an API, asked by a backend; if it only lists likely tokens, `score` raises UsageError."""
 
     def __init__(
         self, name: str, client: Client, backend: Backend, tokenizer: FullTokenizer, capabilities: Capabilities
@@ -63,8 +62,7 @@ class ApiModel:
 
     @property
     def tier(self) -> Tier:
-        """What the server returns about the next token. Scores of prompts count as chosen tokens only if the server
-        takes token ids: a chosen token after a text may change how the text is split."""
+        """What the server returns about the next token; after text, a chosen one may change how the text is split."""
         if self.backend.top_logprobs == 0:
             return "text"
         chosen = self.backend.max_chosen > 0 or (self.backend.scores_prompts and self.backend.config.as_ids)
@@ -72,13 +70,12 @@ class ApiModel:
 
     @cached_property
     def bounds(self) -> tuple[LanguageModel, LanguageModel] | None:
-        """The models with lower and upper bounds of log-probabilities if the server only lists likely tokens, else
-        None."""
+        """The models with lower and upper bounds of log-probabilities, if the server only lists likely tokens."""
         listed = self.backend.top_logprobs > 0 and not self.backend.is_exact
         return (_Bound(self, "lower"), _Bound(self, "upper")) if listed else None
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """The natural log-probability (float32) of each target; UsageError if the server does not return it."""
+        """Yield the natural log-probability (float32) of each target; UsageError if the server does not return it."""
         self.check_exact()
         return self._scores(passes)
 
@@ -98,7 +95,7 @@ class ApiModel:
         return not self.backend.continues_own_text
 
     def continuations(self) -> "ApiContinuations":
-        """A new state for continuing texts."""
+        """Return a new state for continuing texts."""
         return ApiContinuations(self)
 
     def _scores(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
@@ -112,9 +109,7 @@ class ApiModel:
             yield np.array(log_probs, dtype=np.float32)
 
     def _requests(self, sequence: ScoringSequence) -> Iterator[ApiRequest]:
-        """Yield requests for the targets: those of a prompt, or each as a chosen token. For a single one the latter
-        needs less: no server takes a prompt that it scores from its cache, and one figure is made and sent instead of
-        all."""
+        """Yield requests for the targets: as a prompt, or each as a chosen token, which for one needs less work."""
         tokens, positions = sequence.tokens_N, sequence.targets_P.tolist()
         if self.backend.scores_prompts and len(positions) > 1:
             yield self.backend.scoring(tokens, sequence.targets_P)
@@ -138,14 +133,14 @@ class _Bound:
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         backend = self._model.backend
-        texts = [one.tokens_N[:position] for one in passes for position in one.targets_P]
+        texts = [sequence.tokens_N[:position] for sequence in passes for position in sequence.targets_P]
         kept = [backend.keeps_tokens(text) for text in texts]
         answers = self._model.client.answers(
             backend.next_token(text) for text, keeps in zip(texts, kept, strict=True) if keeps
         )
         predictions = (next(answers) if keeps else END_PREDICTION for keeps in kept)
-        for one in passes:
-            tokens = one.tokens_N[one.targets_P].tolist()
+        for sequence in passes:
+            tokens = sequence.tokens_N[sequence.targets_P].tolist()
             yield np.array([self._bound_of(next(predictions), token) for token in tokens], dtype=np.float32)
 
     def _bound_of(self, prediction: Prediction, token: int) -> float:
@@ -156,12 +151,11 @@ class _Bound:
 
 
 class ApiContinuations:
-    """Continues texts: keeps the server's predictions, and reads several tokens ahead.
+    """Texts that are continued, with the server's predictions, which are read several tokens ahead.
 
     One text: the server generates all tokens that will be needed in one request. Several texts whose predictions are
     averaged: the most likely text drafts some tokens; then one request for each of the others reads that draft and
     returns the top tokens at each position. While the average writes the draft, no more requests are needed.
-    Predictions do not depend on how they were requested, so drafts change the number of requests and nothing else.
     """
 
     def __init__(self, model: ApiModel) -> None:
@@ -171,32 +165,34 @@ class ApiContinuations:
         self._name = model.name
         self._max_length = model.max_length
         self._end = model.tokenizer.end_token
-        self._known: dict[bytes, Prediction] = {}
+        self._predictions: dict[bytes, Prediction] = {}
 
     def read_ahead(self, several: Sequence[TextsAhead]) -> None:
         """Request several tokens at once for averages with a text whose prediction is not known."""
-        if len(self._known) >= _MAX_KNOWN:  # drop the predictions for texts that no current text begins with
-            begins = tuple(text.tobytes() for one in several for text in one.texts)
-            self._known = {text: known for text, known in self._known.items() if text.startswith(begins)}
-        unknown = [one for one in several if one.max_tokens > 0 and not all(map(self._knows, one.texts))]
-        if not self._backend.continues_own_text and any(one.written for one in unknown):
+        if len(self._predictions) >= _MAX_KNOWN:  # drop the predictions for texts that no current text begins with
+            begins = tuple(text.tobytes() for ahead in several for text in ahead.texts)
+            needed = [text for text in self._predictions if text.startswith(begins)]
+            self._predictions = {text: self._predictions[text] for text in needed}
+        unknown = [ahead for ahead in several if ahead.max_tokens > 0 and not all(map(self._knows, ahead.texts))]
+        if not self._backend.continues_own_text and any(ahead.written for ahead in unknown):
             raise self._not_continued(unknown)
-        alone = {one.texts[0].tobytes(): (one.texts[0], one.max_tokens) for one in unknown if len(one.texts) == 1}
+        single = [(ahead.texts[0], ahead.max_tokens) for ahead in unknown if len(ahead.texts) == 1]
+        alone = {text.tobytes(): (text, count) for text, count in single}
         drafts = self._backend.scores_prompts
-        drafting = [one for one in unknown if drafts and len(one.texts) > 1 and one.max_tokens > 1]
-        first = {one.heaviest.tobytes(): (one.heaviest, min(one.max_tokens, _DRAFTED)) for one in drafting}
+        drafting = [ahead for ahead in unknown if drafts and len(ahead.texts) > 1 and ahead.max_tokens > 1]
+        first = {ahead.heaviest.tobytes(): (ahead.heaviest, min(ahead.max_tokens, _DRAFTED)) for ahead in drafting}
         self._generate([*(first | alone).values()])
-        self._read([(text, self._draft(one)) for one in drafting for text in one.texts])
-        self._read_ends([text for one in several if len(one.texts) > 1 for text in one.texts])
+        self._read([(text, self._draft(ahead)) for ahead in drafting for text in ahead.texts])
+        self._read_ends([text for ahead in several if len(ahead.texts) > 1 for text in ahead.texts])
 
     def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
-        """As `Continuations.next_tokens`."""
+        """Return the predictions as `Continuations` does."""
         self._generate([(text, 1) for text in {text.tobytes(): text for text in texts}.values()])
-        return merge_predictions([self._known[text.tobytes()] for text in texts])
+        return merge_predictions([self._predictions[text.tobytes()] for text in texts])
 
     def _not_continued(self, unknown: Sequence[TextsAhead]) -> Exception:
-        """The error if an answer to a message would have to be continued."""
-        if any(len(one.texts) == 1 and self._knows(one.texts[0][:-1]) for one in unknown):
+        """Return the error if an answer to a message would have to be continued."""
+        if any(len(ahead.texts) == 1 and self._knows(ahead.texts[0][:-1]) for ahead in unknown):
             return unexpected(
                 f"{self._name} returns its answer up to a token whose name is the text of several tokens or of none, "
                 "such as a part of a character, and cannot continue from there"
@@ -234,42 +230,42 @@ class ApiContinuations:
             return
         self._generate([(text, 1) for text in texts])
         end = np.array([self._end], dtype=np.int64)
-        ended = {text.tobytes(): text for text in texts if self._known[text.tobytes()].token == END}
+        ended = {text.tobytes(): text for text in texts if self._predictions[text.tobytes()].token == END}
         readable = {key: text for key, text in ended.items() if len(self._unchanged(text, end))}
         for key in readable:
-            del self._known[key]
+            del self._predictions[key]
         self._read([(text, end) for text in readable.values()])
 
     def _unchanged(self, text: IntArray, draft: IntArray) -> IntArray:
-        """The beginning of a draft that the server does not split into other tokens after a text."""
+        """Return the beginning of a draft that the server does not split into other tokens after a text."""
         while len(draft) and not self._backend.keeps_tokens(np.concatenate([text, draft])):
             draft = draft[:-1]
         return draft
 
     def _keep(self, text: IntArray, predictions: Iterable[Prediction]) -> None:
         """Keep the prediction for a text, and for the text with each predicted token in turn."""
-        for one in predictions:
-            self._known.setdefault(text.tobytes(), one)
-            text = np.append(text, one.token)
+        for prediction in predictions:
+            self._predictions.setdefault(text.tobytes(), prediction)
+            text = np.append(text, prediction.token)
 
     def _draft(self, ahead: TextsAhead) -> IntArray:
-        """The known greedy tokens after the most likely text, as many as fit after all texts; without its end."""
+        """Return the known greedy tokens after the most likely text, as many as fit, without the end of the text."""
         text, draft = ahead.heaviest, list[int]()
         room = min(_DRAFTED, self._max_length - max(map(len, ahead.texts)))
-        while (found := self._known.get(text.tobytes())) is not None and found.token != END and len(draft) < room:
-            draft.append(found.token)
-            text = np.append(text, found.token)
+        while len(draft) < room and (token := self._predictions.get(text.tobytes(), END_PREDICTION).token) != END:
+            draft.append(token)
+            text = np.append(text, token)
         return np.array(draft, dtype=np.int64)
 
     def chosen(self, texts: Sequence[IntArray], tokens: IntArray) -> NextTokens:
-        """As `Continuations.chosen`; listed tokens are not requested. UsageError if the server returns no others."""
+        """Return what `Continuations` does; listed tokens are not requested. UsageError if there are no others."""
         self._check_exact()
         values: dict[tuple[int, int], float] = {}
         parts: list[tuple[int, list[int]]] = []
         size = self._backend.max_chosen or 1
         for row, text in enumerate(texts):
-            known = self._known.get(text.tobytes())
-            listed = {token: None if known is None else known.listed(token) for token in tokens.tolist()}
+            prediction = self._predictions.get(text.tobytes())
+            listed = {token: None if prediction is None else prediction.listed(token) for token in tokens.tolist()}
             values |= {(row, token): value for token, value in listed.items() if value is not None}
             unknown = [token for token, value in listed.items() if value is None]
             parts += [(row, unknown[begin : begin + size]) for begin in range(0, len(unknown), size)]
@@ -280,4 +276,4 @@ class ApiContinuations:
         return NextTokens(np.array(log_probs_BC, dtype=np.float32), np.tile(tokens, (len(texts), 1)))
 
     def _knows(self, text: IntArray) -> bool:
-        return text.tobytes() in self._known
+        return text.tobytes() in self._predictions

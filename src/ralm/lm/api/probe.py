@@ -60,8 +60,7 @@ _TOP_COUNTS: Final = (100, 20, 5, 1)
 
 
 def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
-    """The model behind an API with this name, which owns its client; an earlier probe is used if the server still
-    generates the same greedy tokens. Raises UsageError, ServerError, and ModelError if no backend or tokenizer fits."""
+    """Load the model behind an API with this name, which owns its client; an earlier probe that still holds is used."""
     model = _probed(name, options, again=False)
     if model.capabilities.max_length is None:
         _LOG.warning("%s does not report its length; write context_length=N, or long texts may be cut", name)
@@ -71,13 +70,12 @@ def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
 
 
 def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
-    """The model behind an API with this name, after a new probe."""
+    """Load the model behind an API with this name, after a new probe."""
     return _probed(name, options, again=True)
 
 
 def cache_difference(model: ApiModel) -> float | None:
-    """The most by which log-probabilities move, in nats, if they are asked for again: a prompt that is new to the
-    server is read whole, then from its cache. None if it returns none."""
+    """Return how far log-probabilities move, in nats, if a prompt that is new to the server is asked for again."""
     backend, client = model.backend, model.client
     client.identity = ""  # so that the client does not reuse the first answer
     requests: list[Callable[[IntArray], ApiRequest]] = [] if backend.text_only else [backend.next_token]
@@ -93,7 +91,7 @@ def cache_difference(model: ApiModel) -> float | None:
 
 
 def _figures(cold: Any, warm: Any) -> Iterable[tuple[float, float]]:
-    """The pairs of one figure: of the tokens of a prompt, or of those that both predictions list."""
+    """Return the pairs of one figure: of the tokens of a prompt, or of those that both predictions list."""
     if not isinstance(cold, Prediction):
         return zip(cold, warm, strict=True)
     listed = (
@@ -112,15 +110,15 @@ def _probed(name: str, options: ApiOptions | None, *, again: bool) -> ApiModel:
 
 
 def detect_server(client: Client) -> ServerInfo:
-    """The kind of a server, by the owner of its models or by an endpoint that only one kind has. Raises ServerError."""
+    """Return the kind of a server, by the owner of its models or by an endpoint of that kind alone."""
     listed = _get_or_empty(client, "/models").get("data")
-    models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    entry = next((one for one in models if one.get("id") == client.endpoint.model), {})
+    models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
+    entry = next((model for model in models if model.get("id") == client.endpoint.model), {})
     owner = str((entry or (models[0] if models else {})).get("owned_by", ""))
     for kind in _KINDS:
         if kind.owner == owner:
             if not entry:
-                names = ", ".join(str(one.get("id")) for one in models)
+                names = ", ".join(str(model.get("id")) for model in models)
                 raise ServerError(f"{client.endpoint.url} has no model {client.endpoint.model}; it has {names}.", 404)
             return ServerInfo(kind, entry)
         if (
@@ -134,7 +132,7 @@ def detect_server(client: Client) -> ServerInfo:
 
 
 def _get_or_empty(client: Client, path: str) -> JsonObject:
-    """The server's answer at a path; empty if it has no such path. Raises ServerError if it cannot be reached."""
+    """Return the server's answer at a path; empty if it has no such path. ServerError if it cannot be reached."""
     try:
         return client.get(path)
     except ServerError as error:
@@ -144,7 +142,7 @@ def _get_or_empty(client: Client, path: str) -> JsonObject:
 
 
 class _Probe:
-    """Finds and stores the best backend that works on one server; it remembers the answers that it had."""
+    """A search for the best backend that works on one server, which remembers the answers that it had."""
 
     def __init__(self, name: str, client: Client, server: ServerInfo) -> None:
         if server.is_ollama:
@@ -171,17 +169,17 @@ class _Probe:
         self._key = sha256(json.dumps(decisive).encode()).digest()
 
     def stored(self) -> ApiModel | None:
-        """The model as an earlier probe found it, if it still generates the same tokens."""
-        found = self._client.store.get(self._key)
+        """Return the model as an earlier probe found it, if it still generates the same tokens."""
+        record = self._client.store.get(self._key)
         with suppress(KeyError, ValueError, ServerError):
-            capabilities = TypeAdapter(Capabilities).validate_python(found)
+            capabilities = TypeAdapter(Capabilities).validate_python(record)
             backend = self._backend(capabilities.config)
             if not capabilities.greedy or _tokens(self._generated(backend)) == capabilities.greedy:
                 return self._model(backend, replace(capabilities, max_length=self._max_length(backend)))
         return None
 
     def run(self) -> ApiModel:
-        """The model with the first backend that works."""
+        """Return the model with the first backend that works."""
         ruled_out: list[tuple[str, ServerError]] = []
         for config in self._configs(ruled_out):
             try:
@@ -209,9 +207,9 @@ class _Probe:
         raise ModelError(f"{self._name} works with no known backend: {reasons}.")
 
     def _configs(self, ruled_out: Sequence[tuple[str, ServerError]]) -> Iterator[BackendConfig]:
-        """The backends to try, the best first; newer chats if the error of a chat asks for them."""
-        own = self._server.kind.backends if self._server.kind else ()
-        for backend, as_ids in (*((one, True) for one in own), *openai.OPENAI_BACKENDS):
+        """Yield the backends to try, the best first; newer chats if the error of a chat asks for them."""
+        native = self._server.kind.backends if self._server.kind else ()
+        for backend, as_ids in (*((backend, True) for backend in native), *openai.OPENAI_BACKENDS):
             yield BackendConfig(backend=backend.name, as_ids=as_ids)
             newer = openai.NEWER_CHATS.get(backend)
             if newer is not None and newer.max_tokens_field in str(ruled_out[-1][1]):
@@ -219,8 +217,9 @@ class _Probe:
 
     def _identity(self, config: BackendConfig, greedy: Sequence[int]) -> str:
         endpoint = self._client.endpoint
-        known = [*greedy] or endpoint.url  # a chat continues no known text, and two servers may share a model's name
-        decisive = [asdict(config), endpoint.model, self._tokenizer.fingerprint, known, self._server.weights]
+        # a chat continues no known text, and two servers may share a model's name
+        signature = [*greedy] or endpoint.url
+        decisive = [asdict(config), endpoint.model, self._tokenizer.fingerprint, signature, self._server.weights]
         return sha256(json.dumps(decisive).encode()).hexdigest()[:16]
 
     def _max_length(self, backend: Backend) -> int | None:
@@ -234,11 +233,11 @@ class _Probe:
         return ApiModel(self._name, client, backend, tokenizer, capabilities)
 
     def _backend(self, config: BackendConfig) -> Backend:
-        """The backend that `config` describes. Raises KeyError if none has this name."""
+        """Return the backend that `config` describes; KeyError if none has this name."""
         return BACKENDS[config.backend](config, self._client.endpoint.model, self._names)
 
     def _complete(self, backend: Backend) -> Backend:
-        """The backend with the BOS and the length of lists of the server; ServerError if its figures disagree."""
+        """Return the backend with the server's BOS and length of lists; ServerError if its figures disagree."""
         if backend.text_only:
             self._generated(backend)
             return backend
@@ -254,19 +253,19 @@ class _Probe:
         return backend
 
     def _generated(self, backend: Backend, max_tokens: int = _GREEDY) -> list[Prediction]:
-        """The predictions of the tokens that the server generates after the known text, at least one."""
+        """Return the predictions of the tokens that the server generates after the known text, at least one."""
         answer = self._answer(backend.generation_request(self._prompt(backend), max_tokens))
-        if found := backend.generated(answer, max_tokens):
-            return found
+        if predictions := backend.generated(answer, max_tokens):
+            return predictions
         raise unexpected("the server generates nothing")
 
     def _prompt(self, backend: Backend) -> IntArray:
-        """The known text with the BOS that the server puts before it."""
+        """Return the known text with the BOS that the server puts before it."""
         begin = backend.config.begin
         return self._text if begin is None else np.concatenate([[begin], self._text])
 
     def _with_top_logprobs(self, backend: Backend) -> Backend:
-        """With as many most likely tokens as the server lists, or as the options request."""
+        """Return the backend with as many most likely tokens as the server lists, or as the options request."""
         requested = self._client.options.top_logprobs
         counts = (requested, *(count for count in _TOP_COUNTS if count < requested)) if requested else _TOP_COUNTS
         for count in counts:
@@ -281,7 +280,7 @@ class _Probe:
         raise AssertionError("the last count returns or raises")
 
     def _with_bos(self, backend: Backend) -> Backend:
-        """With the token that the server puts before a text. Raises ServerError if it counts other tokens."""
+        """Return the backend with the token that the server puts before a text; ServerError for other tokens."""
         count = backend.prompt_token_count(self._answer(backend.generation_request(self._text, 1)))
         begin = self._tokenizer.tokenizer.special_tokens.begin
         more = 0 if count is None else count - len(self._text)
@@ -299,37 +298,37 @@ class _Probe:
     def _check_text(self, backend: Backend, text: IntArray, greedy: Sequence[Prediction]) -> None:
         """Raise ModelError if the generated tokens do not decode to the server's text: the tokenizer is another one."""
         answer = self._answer(backend.generation_request(text, _GREEDY))
-        tokens = np.array([one.token for one in greedy if one.token != END], dtype=np.int64)
-        own = self._tokenizer.tokenizer.decode(np.concatenate([text, tokens]))
+        tokens = np.array([prediction.token for prediction in greedy if prediction.token != END], dtype=np.int64)
+        decoded = self._tokenizer.tokenizer.decode(np.concatenate([text, tokens]))
         wrote = backend.generated_text(answer).strip()
-        if wrote not in own:
+        if wrote not in decoded:
             raise ModelError(
                 f"the tokenizer {self._tokenizer.name} is not that of {self._name}: the server wrote {wrote[:40]!r}, "
-                f"and it decodes {own[-len(wrote) :][:40]!r}; name another `tokenizer`."
+                f"and it decodes {decoded[-len(wrote) :][:40]!r}; name another `tokenizer`."
             )
 
     def _check_prompt(self, backend: Backend, text: IntArray, greedy: Sequence[Prediction]) -> None:
         """Raise ServerError if generated tokens have other log-probabilities in a prompt."""
-        tokens = [one.token for one in greedy[:_READ_AGAIN] if one.token != END]
+        tokens = [prediction.token for prediction in greedy[:_READ_AGAIN] if prediction.token != END]
         while len(tokens) > 1 and not backend.keeps_tokens(np.append(text, tokens)):
             tokens.pop()
         prompt = np.concatenate([text, np.array(tokens, dtype=np.int64)])
         read = backend.prompt_predictions(self._answer(backend.prompt_request(prompt)), prompt, len(text))
         answer = self._answer(backend.scoring_request(prompt))
         scored = backend.scored_log_probs(answer, prompt, np.arange(len(text), len(prompt)))
-        for one, found, other in zip(read[: len(tokens)], scored, greedy[: len(tokens)], strict=True):
-            _check_equal(one.log_prob, other.log_prob, "in a prompt")
-            _check_equal(found, other.log_prob, "in a prompt that is scored")
+        for prediction, log_prob, other in zip(read[: len(tokens)], scored, greedy[: len(tokens)], strict=True):
+            _check_equal(prediction.log_prob, other.log_prob, "in a prompt")
+            _check_equal(log_prob, other.log_prob, "in a prompt that is scored")
 
     def _check_chosen(self, backend: Backend, text: IntArray, first: Prediction) -> None:
         """Raise ServerError if a chosen token has another log-probability than among the most likely ones."""
         for place in np.argsort(-first.log_probs_C)[:2]:
             token = int(first.tokens_C[place])
-            [found] = backend.chosen_log_probs(self._answer(backend.choice_request(text, [token])), [token])
-            _check_equal(found, float(first.log_probs_C[place]), "if it is chosen")
+            [log_prob] = backend.chosen_log_probs(self._answer(backend.choice_request(text, [token])), [token])
+            _check_equal(log_prob, float(first.log_probs_C[place]), "if it is chosen")
 
     def _answer(self, request: ApiRequest) -> JsonObject:
-        """The answer to a request; it is not stored, since the client has no identity before the probe has ended."""
+        """Return the answer to a request; it is not stored, since the client has no identity yet."""
         key = answer_key("", request.path, request.body)
         if key not in self._answers:
             [self._answers[key]] = self._client.answers([replace(request, retries=1)])
@@ -340,15 +339,15 @@ def _changed(backend: Backend, **fields: Any) -> Backend:
     return replace(backend, config=replace(backend.config, **fields))
 
 
-def _check_equal(one: float, other: float, where: str) -> None:
-    if not abs(one - other) <= _TOLERANCE + _TOLERANCE * abs(other):
+def _check_equal(value: float, expected: float, where: str) -> None:
+    if not abs(value - expected) <= _TOLERANCE + _TOLERANCE * abs(expected):
         raise unexpected(
-            f"a token has a log-probability of {one:.3f} {where}, and of {other:.3f} where the server generates it"
+            f"a token has a log-probability of {value:.3f} {where}, and of {expected:.3f} where the server generates it"
         )
 
 
 def _length(client: Client, server: ServerInfo) -> int | None:
-    """The maximum number of tokens that the model reads; UsageError if the options exceed the server's value."""
+    """Return the maximum number of tokens that the model reads; UsageError if the options exceed the server's value."""
     option = client.options.context_length
     if option is not None and server.length is not None and option > server.length:
         raise UsageError(
@@ -359,4 +358,4 @@ def _length(client: Client, server: ServerInfo) -> int | None:
 
 
 def _tokens(predictions: Sequence[Prediction]) -> tuple[int, ...]:
-    return tuple(one.token for one in predictions)
+    return tuple(prediction.token for prediction in predictions)

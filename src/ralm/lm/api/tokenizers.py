@@ -41,8 +41,7 @@ class ApiTokenizer:
 
 
 def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
-    """The tokenizer in the options, else OpenAI's, the reported one or the server's own; UsageError if
-    none."""
+    """Return the tokenizer in the options, else OpenAI's, the reported one or the server's own; UsageError if none."""
     option, model = client.options.tokenizer, client.endpoint.model
     if option is not None:
         return _tiktoken(option) if option.startswith(_TIKTOKEN) else _hub_or_folder(option, model_path(option))
@@ -67,7 +66,7 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
 
 @cache
 def _hub_answers() -> bool:
-    """Whether the model hub can be reached: one short try, since its own package tries for minutes."""
+    """Return whether the model hub can be reached: one short try, since its own package tries for minutes."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -88,16 +87,16 @@ def _hub_or_folder(name: str, folder: str, *, local_files_only: bool = False) ->
 
 
 def _tiktoken(name: str) -> ApiTokenizer:
-    """An encoding of tiktoken, by its own name or by that of a model of OpenAI."""
-    wanted = name.removeprefix(_TIKTOKEN)
+    """Return an encoding of tiktoken, by its own name or by that of a model of OpenAI."""
+    title = name.removeprefix(_TIKTOKEN)
     try:
-        known = wanted in tiktoken.list_encoding_names()
-        encoding = tiktoken.get_encoding(wanted) if known else tiktoken.encoding_for_model(wanted)
+        is_encoding = title in tiktoken.list_encoding_names()
+        encoding = tiktoken.get_encoding(title) if is_encoding else tiktoken.encoding_for_model(title)
     except KeyError:
         choices = ", ".join(tiktoken.list_encoding_names())
-        raise UsageError(f"tiktoken has no encoding for {wanted}; give tiktoken:NAME with one of {choices}.") from None
+        raise UsageError(f"tiktoken has no encoding for {title}; give tiktoken:NAME with one of {choices}.") from None
     except Exception as error:  # it downloads its files, and lets the errors of that through
-        raise ModelError(f"the encoding {wanted} of tiktoken cannot be loaded: {error}") from error
+        raise ModelError(f"the encoding {title} of tiktoken cannot be loaded: {error}") from error
     tokenizer = _TiktokenTokenizer(encoding)
     return ApiTokenizer(full_tokenizer(tokenizer), name, encoding.n_vocab, tokenizer.fingerprint)
 
@@ -121,9 +120,9 @@ class _TiktokenTokenizer:
         return tokens, _spans(text, [self._encoding.decode_single_token_bytes(token) for token in tokens.tolist()])
 
     def decode(self, tokens: IntArray) -> str:
-        """The text of token ids; unknown ones are skipped."""
-        known = [token for token in np.asarray(tokens).tolist() if 0 <= token < self._encoding.n_vocab]
-        return b"".join(map(self._bytes, known)).decode(errors="replace")
+        """Return the text of token ids; unknown ones are skipped."""
+        ids = [token for token in np.asarray(tokens).tolist() if 0 <= token < self._encoding.n_vocab]
+        return b"".join(map(self._bytes, ids)).decode(errors="replace")
 
     def _bytes(self, token: int) -> bytes:
         with suppress(KeyError):  # an id between those of the vocabulary and the special ones
@@ -171,10 +170,10 @@ class _LlamaCppTokenizer:
 
     @parsing
     def _request_pieces(self, text: str, *, special: bool = False) -> tuple[tuple[int, bytes], ...]:
-        """The tokens of a text with their bytes."""
+        """Return the tokens of a text with their bytes."""
         body: dict[str, JsonValue] = {"content": text, "add_special": special, "parse_special": False}
         tokens: Any = self._client.post("//tokenize", {**body, "with_pieces": True})["tokens"]
-        pieces = ((one["id"], one["piece"]) for one in tokens)
+        pieces = ((entry["id"], entry["piece"]) for entry in tokens)
         return tuple(
             (int(token), piece.encode() if isinstance(piece, str) else bytes(piece)) for token, piece in pieces
         )
@@ -185,7 +184,7 @@ class _LlamaCppTokenizer:
 
     @parsing
     def _special(self, text: object) -> int | None:
-        """The token with this spelling, if it is one."""
+        """Return the token with this spelling, if it is one."""
         if not isinstance(text, str) or not text:
             return None
         tokens: Any = self._client.post("//tokenize", {"content": text, "parse_special": True})["tokens"]
@@ -193,7 +192,7 @@ class _LlamaCppTokenizer:
 
 
 def _spans(text: str, pieces: Sequence[bytes]) -> IntArray:
-    """The characters (int64, N x 2) of pieces of UTF-8 bytes; a space that the tokenizer adds belongs to the first."""
+    """Return the characters (int64, N x 2) of pieces of UTF-8 bytes; an added space belongs to the first."""
     character_of = [place for place, character in enumerate(text) for _ in character.encode()]
     extra = sum(map(len, pieces)) - len(character_of)
     ends = np.cumsum([0, *map(len, pieces)]) - max(extra, 0)
@@ -209,22 +208,21 @@ def _spans(text: str, pieces: Sequence[bytes]) -> IntArray:
 
 
 class PlainTokenizer(WithDefaults):
-    """A tokenizer for servers that add special tokens themselves: it adds none. With `messages`, a chat is the message
-    itself, since the server applies the model's chat template."""
+    """A tokenizer for servers that add special tokens, or, with `messages`, the model's chat template, themselves."""
 
     def __init__(self, tokenizer: FullTokenizer, *, messages: bool) -> None:
         super().__init__(tokenizer, ("end_token", "unknown_token", "token_of", "encode_with_spans"))
-        self._own = tokenizer
+        self._tokenizer = tokenizer
         self._messages = messages
         self.fingerprint = f"{getattr(tokenizer, 'fingerprint', '')} without special tokens"
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
-        """The ids and spans of a chat, with `messages` of its only message; ChatError if there are several."""
+        """Return the ids and spans of a chat, with `messages` of its only message; ChatError if there are several."""
         if not self._messages:
-            return self._own.encode_chat(messages)
+            return self._tokenizer.encode_chat(messages)
         if len(messages) > 1:
             raise ChatError(
                 f"this model takes one message of the user, and the chat has {len(messages)}: leave out the others, or "
                 "use a server that takes a prompt as text."
             )
-        return self._own.encode_with_spans(messages[last_of_user(messages)].content)
+        return self._tokenizer.encode_with_spans(messages[last_of_user(messages)].content)

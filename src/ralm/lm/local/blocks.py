@@ -37,9 +37,7 @@ _DIGEST: Final = 16
 
 
 class BlockFile:
-    """Blocks in a file, which grows with each new one. `identity` returns all that decides keys and values besides the
-    tokens; the number of threads and the versions of libraries are added to it. InputError if the file is something
-    else, StorageError if it cannot be used."""
+    """Blocks in a growing file, under all that decides keys and values: tokens, `identity`, threads, versions."""
 
     def __init__(self, file: Path, identity: Callable[[], Mapping[str, JsonValue]]) -> None:
         self._make_identity = identity
@@ -76,8 +74,7 @@ class BlockFile:
 
 
 class Blocks:
-    """Blocks of at most `capacity` bytes together. With a `file` all are there too. Safe to use from several
-    threads."""
+    """Blocks of at most `capacity` bytes together, for several threads; with a `file` all are there too."""
 
     def __init__(self, capacity: int, file: BlockFile | None = None) -> None:
         self._capacity = capacity
@@ -87,7 +84,7 @@ class Blocks:
         self._slots: OrderedDict[bytes, int] = OrderedDict()
         self._free: list[int] = []
         self._lock = RLock()
-        self.found = self.read = 0
+        self.reused = self.read = 0
         """Tokens of texts that were taken from here, and tokens that were read."""
 
     @property
@@ -96,7 +93,7 @@ class Blocks:
         return self._block_bytes // BLOCK
 
     @property
-    def held(self) -> int:
+    def kept_bytes(self) -> int:
         """The bytes of all blocks that are kept."""
         return len(self._slots) * self._block_bytes
 
@@ -104,19 +101,18 @@ class Blocks:
         """Return whether a text of so many tokens fits; until the first block it may."""
         return tokens // BLOCK * self._block_bytes <= self._capacity
 
-    def known(self, text: IntArray) -> int:
+    def kept_tokens(self, text: IntArray) -> int:
         """Return how many tokens of a text are kept from its beginning on."""
         with self._lock:
             return len(self._longest(text)) * BLOCK
 
-    def fill(self, rows: KeyValueRows, texts: Mapping[int, IntArray], known: Mapping[int, int]) -> dict[int, int]:
-        """Copy the longest kept beginning of each text into its row, unless more of the row is known; return how many
-        columns of each row are known now."""
-        columns = {row: known[row] for row in texts}
+    def fill(self, rows: KeyValueRows, texts: Mapping[int, IntArray], filled: Mapping[int, int]) -> dict[int, int]:
+        """Copy the longest kept beginning of each text into its row, unless more is filled; return what is filled."""
+        columns = {row: filled[row] for row in texts}
         with self._lock:
             for row, text in texts.items():
-                first, slots = known[row] // BLOCK, self._longest(text)
-                if len(slots) * BLOCK <= known[row]:
+                first, slots = filled[row] // BLOCK, self._longest(text)
+                if len(slots) * BLOCK <= filled[row]:
                     continue
                 columns[row] = len(slots) * BLOCK
                 rows.make(self._tensors)
@@ -125,12 +121,11 @@ class Blocks:
                 # before the next text, whose blocks of the file may take the places of these
                 copied = [CopiedColumns(slots[at], 0, row, begin + at * BLOCK, BLOCK) for at in places]
                 copy_columns(self._tensors, rows.tensors, copied)
-            self.found += sum(columns[row] - known[row] for row in texts)
+            self.reused += sum(columns[row] - filled[row] for row in texts)
         return columns
 
     def keep(self, rows: KeyValueRows, texts: Mapping[int, IntArray]) -> None:
-        """Keep the blocks of texts whose rows are read; none of a text that is larger than the capacity. If memory does
-        not hold more blocks, the capacity is from now on what it holds."""
+        """Keep the blocks of texts whose rows are read, as far as memory holds them; none of too large a text."""
         with self._lock:
             self._begin(rows.tensors)
             for row, text in texts.items():
@@ -162,13 +157,12 @@ class Blocks:
             return []
         keys = block_keys(text)
         self._use([key for key in keys if key in self._slots])
-        known = [*takewhile(self._find, keys)]
-        self._use(known)
-        return [self._slots[key] for key in known]
+        beginning = [*takewhile(self._find, keys)]
+        self._use(beginning)
+        return [self._slots[key] for key in beginning]
 
     def _find(self, key: bytes) -> bool:
-        """Return whether a block is kept, after taking it from the file; not before the first text was read, which
-        shows where the layers are."""
+        """Return whether a block is kept, or in the file once a text was read, which shows where the layers are."""
         if key in self._slots or self._file is None or not self._tensors:
             return key in self._slots
         tensors = self._file.get(key)
@@ -194,8 +188,7 @@ class Blocks:
 
     @contextmanager
     def _new_slots(self, count: int) -> Iterator[list[int]]:
-        """Give slots to fill, which may be those of the least recently used blocks. They are free again after an error:
-        no key may name a block that was not copied."""
+        """Give slots to fill, some maybe of the least recently used blocks; after an error they are free again."""
         slots: list[int] = []
         try:
             for _ in range(count):

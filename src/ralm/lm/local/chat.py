@@ -35,12 +35,13 @@ class WrittenChat:
 def chat_with_spans(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], arguments: Mapping[str, Any]
 ) -> WrittenChat:
-    """A chat up to where the answer of the model begins. ChatError if the template rejects the messages, leaves one
-    out, or changes more of one than the white space around it; it may leave out thoughts of the assistant."""
+    """Write a chat up to the model's answer; ChatError if the template rejects, leaves out or changes a message."""
 
-    def chat_text(some: Sequence[Message]) -> str:
+    def chat_text(chat: Sequence[Message]) -> str:
         failure = "the chat template of this model rejects these messages"
-        return write_chat(tokenizer, [asdict(one) for one in some], failure, add_generation_prompt=True, **arguments)
+        return write_chat(
+            tokenizer, [asdict(message) for message in chat], failure, add_generation_prompt=True, **arguments
+        )
 
     marks = _Marks(messages)
     for _ in range(2):  # a template may write the date, which changes at midnight
@@ -58,12 +59,13 @@ class _Marks:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
-        digest = blake2b("\0".join(one.content for one in messages).encode("utf-8", "replace"), digest_size=_KEY_BYTES)
+        contents = "\0".join(message.content for message in messages)
+        digest = blake2b(contents.encode("utf-8", "replace"), digest_size=_KEY_BYTES)
         self._key = int.from_bytes(digest.digest())
 
     @property
     def marked(self) -> list[Message]:
-        return [replace(one, content=self._marked(place, one)) for place, one in enumerate(self._messages)]
+        return [replace(message, content=self._marked(place, message)) for place, message in enumerate(self._messages)]
 
     def _marked(self, place: int, message: Message) -> str:
         words = message.content.strip()
@@ -71,27 +73,27 @@ class _Marks:
             return message.content
         first, last, within = (f"~{self._key}.{place}.{kind}~" for kind in (_FIRST, _LAST, _WITHIN))
         if message.role == _ASSISTANT:
-            words = _AFTER_THOUGHTS.sub(lambda found: found[0] + within, words)
+            words = _AFTER_THOUGHTS.sub(lambda match: match[0] + within, words)
         return message.content.replace(message.content.strip(), f"{first}{words}{last}")
 
     def remove_from(self, text: str) -> WrittenChat:
-        """The text without the marks, and the spans between them; ChatError if they do not surround their messages."""
+        """Return the text without the marks, and the spans between them; ChatError if a message is not there."""
         parts = re.split(rf"~{self._key}\.(\d+)\.(\d)~", text)
-        found: dict[tuple[int, str], list[int]] = {}
+        positions: dict[tuple[int, str], list[int]] = {}
         length = len(parts[0])
         for place, kind, following in zip(map(int, parts[1::3]), parts[2::3], parts[3::3], strict=True):
-            found.setdefault((place, kind), []).append(length)
+            positions.setdefault((place, kind), []).append(length)
             length += len(following)
         bare = "".join(parts[::3])
-        return WrittenChat(bare, [self._span(place, bare, found) for place in range(len(self._messages))])
+        return WrittenChat(bare, [self._span(place, bare, positions) for place in range(len(self._messages))])
 
-    def _span(self, place: int, text: str, found: Mapping[tuple[int, str], Sequence[int]]) -> Span:
+    def _span(self, place: int, text: str, positions: Mapping[tuple[int, str], Sequence[int]]) -> Span:
         message = self._messages[place]
         words = message.content.strip()
         if not words:
             return 0, 0
         name = f"the message {message.content[:40]!r} (number {place + 1}, {message.role})"
-        first, within, last = (found.get((place, kind), []) for kind in (_FIRST, _WITHIN, _LAST))
+        first, within, last = (positions.get((place, kind), []) for kind in (_FIRST, _WITHIN, _LAST))
         if not (first or within or last):
             remedy = "choose another `prompt`" if message.role == "user" else "put it into a message of the user"
             raise ChatError(f"the chat template of this model leaves out {name}: {remedy}.")
@@ -106,7 +108,7 @@ class _Marks:
 
 
 def write_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], failure: str, **how: Any) -> str:
-    """Messages as the tokenizer's chat template writes them; ChatError, which begins with `failure`, if it fails."""
+    """Write messages in the tokenizer's chat template; ChatError, which begins with `failure`, if it fails."""
     try:
         written = tokenizer.apply_chat_template(messages, tokenize=False, **how)
     except Exception as error:  # a template is a program of its own, with any error

@@ -11,7 +11,6 @@ which `states.StateDecoder` cannot continue either.
 Shapes: B texts, R rows of distinct texts, N tokens, P targets, C columns of the cache, V vocabulary.
 """
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +34,7 @@ _NO_TARGETS: Final = torch.zeros(0, dtype=torch.long)
 
 
 class LocalDecoder(ABC):
-    """Predicts the next tokens of texts of at most `max_length` tokens, in batches of `tokens_per_batch` tokens."""
+    """Texts of at most `max_length` tokens whose next tokens are predicted, in batches of `tokens_per_batch` tokens."""
 
     def __init__(self, logits: TargetLogits, max_length: int, tokens_per_batch: int | None = None) -> None:
         self._logits = logits
@@ -45,7 +44,7 @@ class LocalDecoder(ABC):
 
     @torch.inference_mode()
     def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
-        """As `Continuations.next_tokens`; ModelError if a text cannot be read, or the result is NaN."""
+        """Return log-probabilities as `Continuations`; ModelError if a text cannot be read, or the result is NaN."""
         _check_texts(self._logits.name, texts, self._max_length)
         with self._reported_out_of_memory(texts):
             log_probs_BV = self._read(texts).log_softmax(-1, dtype=torch.float32)
@@ -54,7 +53,7 @@ class LocalDecoder(ABC):
 
     @torch.inference_mode()
     def draw(self, texts: Sequence[IntArray], draws: Sequence[Draw]) -> list[Drawn]:
-        """As `Continuations.draw`; ModelError if a text cannot be read, or a prediction is NaN."""
+        """Draw as `Continuations`; ModelError if a text cannot be read, or a prediction is NaN."""
         _check_texts(self._logits.name, texts, self._max_length)
         with self._reported_out_of_memory(texts):
             return draw_from_logits(self._logits, self._read(texts), draws)
@@ -86,9 +85,7 @@ class LocalDecoder(ABC):
 
 
 class CachedDecoder(LocalDecoder):
-    """Texts of at most `max_length` tokens, with a row of keys and values each. What a text begins with is taken from
-    the row that it continues, or from `blocks`; what is missing is read in batches of `tokens_per_batch` tokens,
-    padding included."""
+    """Texts with a row of keys and values each; what they begin with comes from the row before or from `blocks`."""
 
     def __init__(
         self, logits: TargetLogits, max_length: int, blocks: Blocks, tokens_per_batch: int | None = None
@@ -100,7 +97,7 @@ class CachedDecoder(LocalDecoder):
         self._rows = KeyValueRows()
         self._texts: list[IntArray] = []
         """The text that each row holds."""
-        self._most = sys.maxsize
+        self._most = 1 << 30
         """The number of sequences that are scored at once."""
 
     def _read(self, texts: Sequence[IntArray]) -> torch.Tensor:
@@ -114,7 +111,7 @@ class CachedDecoder(LocalDecoder):
     @torch.inference_mode()
     def known(self, text: IntArray) -> int:
         """Return how many tokens of a text the blocks have."""
-        return self._blocks.known(text)
+        return self._blocks.kept_tokens(text)
 
     def _tokens_that_fit(self) -> str:
         self._rows, self._texts = KeyValueRows(), []
@@ -123,8 +120,7 @@ class CachedDecoder(LocalDecoder):
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
-        """As the model's `score`, but what sequences begin with is not read again, and the tokens before their first
-        targets are kept for the next call. Half as many are read at once from now on if they do not fit into memory."""
+        """Score as the model does, without reading again what the rows or blocks have; it is kept for the next call."""
         scores: list[FloatArray] = []
         with self._reported_out_of_memory([sequence.tokens_N for sequence in sequences]):
             while len(scores) < len(sequences):
@@ -159,73 +155,72 @@ class CachedDecoder(LocalDecoder):
         self._texts = rows
         return numbers_R
 
-    def _read_missing(self, texts: dict[int, IntArray], known: dict[int, int]) -> None:
-        """Read the part of each row's text that neither the row nor a block has. Of texts that share the next block one
-        is read first, and the others take the block from it."""
+    def _read_missing(self, texts: dict[int, IntArray], filled: dict[int, int]) -> None:
+        """Read what neither a row nor a block has; of texts that share the next block, one is read first."""
         while texts:
-            known = self._blocks.fill(self._rows, texts, known)
-            texts = {row: text for row, text in texts.items() if known[row] < len(text)}
-            first = self._first_of_each_block(texts, known)
-            rests = {row: len(texts[row]) - known[row] for row in first}
+            filled = self._blocks.fill(self._rows, texts, filled)
+            texts = {row: text for row, text in texts.items() if filled[row] < len(text)}
+            first = self._first_of_each_block(texts, filled)
+            rests = {row: len(texts[row]) - filled[row] for row in first}
             for batch in batches(first, rests, self._tokens):
-                together = rests[batch[0]] + max(known[row] for row in batch) <= self._max_length
+                together = rests[batch[0]] + max(filled[row] for row in batch) <= self._max_length
                 for part in [batch] if together else [[row] for row in batch]:
-                    self._read_batch({row: texts[row] for row in part}, known)
+                    self._read_batch({row: texts[row] for row in part}, filled)
             self._blocks.keep(self._rows, {row: texts[row] for row in first})
             texts = {row: text for row, text in texts.items() if row not in first}
 
-    def _first_of_each_block(self, texts: Mapping[int, IntArray], known: Mapping[int, int]) -> list[int]:
+    def _first_of_each_block(self, texts: Mapping[int, IntArray], filled: Mapping[int, int]) -> list[int]:
         """Return the rows whose next block is not the next block of a row before, too."""
         blocks = set[bytes]()
         rows = []
         for row, text in texts.items():
-            end = (known[row] // BLOCK + 1) * BLOCK
+            end = (filled[row] // BLOCK + 1) * BLOCK
             block = text[:end].tobytes()
             if end > len(text) or not self._blocks.keeps(len(text)) or block not in blocks:
                 rows.append(row)
                 blocks.add(block)
         return rows
 
-    def _read_batch(self, texts: Mapping[int, IntArray], known: Mapping[int, int]) -> None:
-        """Read texts after their known columns, half as many at once from now on if they do not fit into memory."""
+    def _read_batch(self, texts: Mapping[int, IntArray], filled: Mapping[int, int]) -> None:
+        """Read texts after their filled columns, half as many at once from now on if they do not fit into memory."""
         try:
-            self._extend(texts, known)
+            self._extend(texts, filled)
         except torch.OutOfMemoryError:
             if len(texts) == 1:
                 raise
         else:
-            self._blocks.read += sum(len(text) - known[row] for row, text in texts.items())
+            self._blocks.read += sum(len(text) - filled[row] for row, text in texts.items())
             return
         free_cached_memory(self._logits.device)  # outside the handler, which holds the tensors of the failed pass
         rows = [*texts]
-        longest = max(len(text) - known[row] for row, text in texts.items())
+        longest = max(len(text) - filled[row] for row, text in texts.items())
         self._tokens = min(self._tokens, longest * (len(rows) // 2))
         for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-            self._read_batch({row: texts[row] for row in half}, known)
+            self._read_batch({row: texts[row] for row in half}, filled)
 
-    def _extend(self, texts: Mapping[int, IntArray], known: Mapping[int, int]) -> None:
-        """Read texts after their known columns: one in its row, several as rows of their own, which are copied."""
-        rests = [text[known[row] :] for row, text in texts.items()]
+    def _extend(self, texts: Mapping[int, IntArray], filled: Mapping[int, int]) -> None:
+        """Read texts after their filled columns: one in its row, several as rows of their own, which are copied."""
+        rests = [text[filled[row] :] for row, text in texts.items()]
         rests_RN = pad_right(rests)
         if len(texts) == 1:
             [row] = texts
             begin = self._rows.begins(row)
-            self._rows.extend_from(slice(row, row + 1), begin, begin + known[row])
+            self._rows.extend_from(slice(row, row + 1), begin, begin + filled[row])
             self._logits(rests_RN, _NO_TARGETS, _NO_TARGETS, self._rows.cache)
             return
-        batch, known_R = KeyValueRows(), np.array([known[row] for row in texts])
-        batch.arrange([KeptPrefix()] * len(rests), known_R, rests_RN.shape[1])
+        batch, filled_R = KeyValueRows(), np.array([filled[row] for row in texts])
+        batch.arrange([KeptPrefix()] * len(rests), filled_R, rests_RN.shape[1])
         beginnings = [
-            CopiedColumns(row, self._rows.begins(row), place, batch.begins(place), known[row])
+            CopiedColumns(row, self._rows.begins(row), place, batch.begins(place), filled[row])
             for place, row in enumerate(texts)
         ]
         batch.make(self._rows.tensors)
         copy_columns(self._rows.tensors, batch.tensors, beginnings)
         padding = self._padding(batch, slice(0, len(rests)), 0, rests_RN.shape[1], [*map(len, rests)])
-        self._logits(rests_RN, _NO_TARGETS, _NO_TARGETS, batch.cache, **(padding if known_R.any() else {}))
+        self._logits(rests_RN, _NO_TARGETS, _NO_TARGETS, batch.cache, **(padding if filled_R.any() else {}))
         self._rows.make(batch.tensors)
         ends = [
-            CopiedColumns(place, batch.last, row, self._rows.begins(row) + known[row], len(rests[place]))
+            CopiedColumns(place, batch.last, row, self._rows.begins(row) + filled[row], len(rests[place]))
             for place, row in enumerate(texts)
         ]
         copy_columns(batch.tensors, self._rows.tensors, ends)
@@ -255,12 +250,13 @@ class CachedDecoder(LocalDecoder):
 
     def _read_targets(self, sequences: Sequence[ScoringSequence], batch: slice) -> list[FloatArray]:
         """Return the scores of some sequences, whose rows hold all but their rests."""
-        counts = [len(sequence.targets_P) for sequence in sequences]
+        targets = [sequence.targets_P for sequence in sequences]
+        counts = [*map(len, targets)]
         rests = [sequence.tokens_N[sequence.targets_P[0] - 1 : -1] for sequence in sequences]
         rests_RN = pad_right(rests)
         row_P = torch.from_numpy(np.repeat(np.arange(len(sequences)), counts))
-        column_P = torch.from_numpy(np.concatenate([one.targets_P - one.targets_P[0] for one in sequences]))
-        target_P = torch.from_numpy(np.concatenate([one.tokens_N[one.targets_P] for one in sequences]))
+        column_P = torch.from_numpy(np.concatenate([positions - positions[0] for positions in targets]))
+        target_P = torch.from_numpy(np.concatenate([sequence.tokens_N[sequence.targets_P] for sequence in sequences]))
         scores_P = torch.empty(len(row_P))
         step = max(1, self._logits.positions_per_batch // len(rests))
         for first in range(0, rests_RN.shape[1], step):
@@ -313,13 +309,12 @@ def batches(numbers: Iterable[int], lengths: Mapping[int, int] | Sequence[int], 
         waiting = waiting[count:]
 
 
-def _assign_rows(held: Sequence[IntArray], texts: Sequence[IntArray]) -> tuple[list[int], list[KeptPrefix]]:
-    """Return the number of the text of each row, and the row whose text it continues, which only one keeps. A row's
-    text without its last token is continued, too: an unfinished text is read again up to there."""
+def _assign_rows(row_texts: Sequence[IntArray], texts: Sequence[IntArray]) -> tuple[list[int], list[KeptPrefix]]:
+    """Return the number of each row's text, and the row whose text, maybe without its last token, it continues."""
     rows: dict[bytes, KeptPrefix] = {}
-    for row, columns in [(row, len(text) - less) for less in (1, 0) for row, text in enumerate(held)]:
+    for row, columns in [(row, len(text) - less) for less in (1, 0) for row, text in enumerate(row_texts)]:
         if columns > 0:
-            rows[held[row][:columns].tobytes()] = KeptPrefix(row, columns)
+            rows[row_texts[row][:columns].tobytes()] = KeptPrefix(row, columns)
     lengths = sorted({prefix.columns for prefix in rows.values()}, reverse=True)
     kept: dict[int, KeptPrefix] = {}
     staying: dict[int, int] = {}
@@ -331,8 +326,8 @@ def _assign_rows(held: Sequence[IntArray], texts: Sequence[IntArray]) -> tuple[l
             if prefix.source < len(texts):
                 staying.setdefault(prefix.source, number)
     stays = set(staying.values())
-    others = iter([number for number in range(len(texts)) if number not in stays])
-    numbers_R = [staying[row] if row in staying else next(others) for row in range(len(texts))]
+    unplaced = iter([number for number in range(len(texts)) if number not in stays])
+    numbers_R = [staying[row] if row in staying else next(unplaced) for row in range(len(texts))]
     return numbers_R, [kept.get(number, KeptPrefix()) for number in numbers_R]
 
 

@@ -84,7 +84,7 @@ def _draw_group(model: TargetLogits, logits_BV: torch.Tensor, group: Sequence[Dr
 
 
 def _on(device: torch.device, values: Sequence[Any]) -> torch.Tensor:
-    """Numbers of the host on a device, as float64."""
+    """Return numbers of the host on a device, as float64."""
     return to_device(torch.from_numpy(np.array(values, dtype=np.float64)), device)
 
 
@@ -128,8 +128,7 @@ def _drawn(weights_GN: torch.Tensor, numbers_G1: torch.Tensor) -> torch.Tensor:
 def _likely(
     log_probs_GV: torch.Tensor, weights_GV: torch.Tensor, top_k: int, top_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some of the `top_k` most likely tokens (G x N), and their weights: 0 outside the smallest set of the most likely
-    that has `top_p` of their weight. Of a whole vocabulary, more and more tokens are sorted until they have it."""
+    """Return likely tokens (G x N) and their weights, 0 outside the smallest set that has `top_p` of all weight."""
     vocabulary = log_probs_GV.shape[1]
     count = top_k if top_k < vocabulary else min(_SORTED, vocabulary)
     token_GN = _most_likely(log_probs_GV, count)

@@ -52,8 +52,7 @@ ReadLogits: TypeAlias = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor
 
 @dataclass(eq=False)
 class _Targets:
-    """P positions of a batch: the row and the position of each. A pass computes the logits of those from `begin` to
-    `end`."""
+    """P positions of a batch, the row and the position of each; a pass computes the logits from `begin` to `end`."""
 
     row_P: torch.Tensor
     position_P: torch.Tensor
@@ -77,8 +76,7 @@ _THREAD: Final = _Thread()
 
 
 class _Body:
-    """The forward method of a model's body: all layers before its output layer. It reads the input for the first part
-    of the targets, and returns the states of each part."""
+    """The forward method of a model's body (all layers before its output layer), which returns states of targets."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         update_wrapper(self, module.forward)
@@ -101,8 +99,7 @@ def _with_states(output: Any, states: torch.Tensor) -> Any:
 
 
 class TargetLogits:
-    """A model whose logits are computed at target positions alone; other uses of it are unaffected. If a trial finds no
-    body, all logits are computed, and a warning says so."""
+    """A model whose logits are computed at targets alone, or, with a warning, everywhere if a trial finds no body."""
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self.model = model
@@ -141,7 +138,7 @@ class TargetLogits:
         cache: Cache | None = None,
         **padding: torch.Tensor,
     ) -> torch.Tensor:
-        """The logits (P, V) after each target position; the model extends the `cache`. TypeError if it takes none."""
+        """Return the logits (P, V) after each target; the model extends the `cache`. TypeError if it takes none."""
         options: dict[str, Any] = {"use_cache": cache is not None, **padding}
         if cache is not None:
             if self._cache_argument is None:
@@ -166,8 +163,7 @@ class TargetLogits:
         state: Mapping[str, Any],
         **positions: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The logits (P, V), and the model's own state after all tokens: the outputs that its `forward` takes back. The
-        model may change the `state` before, empty at first, in place. TypeError if it returns none."""
+        """Return the logits (P, V) and the model's own state after all tokens; `state` may be changed in place."""
         targets = _Targets(row_P, position_P, 0, len(row_P))
         logits_PV, output = self._forward(input_BN, targets, {"use_cache": True, **state, **positions})
         after = {name: value for name, value in output.items() if name in self.arguments}
@@ -186,8 +182,7 @@ class TargetLogits:
 
     @torch.inference_mode()
     def _find_body(self) -> bool:
-        """Whether a part of the model is its body: a few tokens must have the logits of a whole pass if their states
-        are picked where this part returns them."""
+        """Return whether a part of the model is its body: from its states, tokens have the logits of a whole pass."""
         text = trial_text(self.model), torch.tensor([1, 0, 1, 0]), torch.tensor([3, 2, 0, 3])
         self._picks = False
         expected_PV = self(*text)
@@ -225,22 +220,22 @@ def trial_text(model: PreTrainedModel) -> torch.Tensor:
     return (torch.arange(8).view(2, 4) + vocabulary // 4) % vocabulary
 
 
-def agree(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+def agree(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether logits of a model in a number format are the same but for rounding."""
-    apart = found.float() - expected.float()
+    apart = actual.float() - expected.float()
     tolerance = _FLOAT32_TOLERANCE if dtype == torch.float32 else _TOLERANCE
     return not bool(apart.norm() > tolerance * expected.float().norm())
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor on a device; a GPU copies it from main memory while it still works on the previous batch."""
+    """Return the tensor on a device; a GPU copies it from main memory while it still works on the previous batch."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def pad_right(texts: Sequence[IntArray]) -> torch.Tensor:
-    """Texts (int64, B x N), padded on the right, where no token sees the padding."""
+    """Return texts (int64, B x N), padded on the right, where no token sees the padding."""
     input_BN = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
     for ids_N, text in zip(input_BN, texts, strict=True):
         ids_N[: len(text)] = torch.from_numpy(text)
@@ -286,20 +281,20 @@ class Replica:
         return self.start(batch, read)
 
     def fetch(self, batch: Sequence[ScoringSequence], started: _Started) -> list[FloatArray]:
-        """Wait for the batch; returns the results (float32) of each sequence. ModelError if one is NaN."""
+        """Wait for the batch; return the results (float32) of each sequence. ModelError if one is NaN."""
         if started.copied is not None:
             started.copied.synchronize()
         results = torch.cat(started.parts)
         self.logits.check_numbers(results)
-        ends = np.cumsum([len(one.targets_P) for one in batch])
+        ends = np.cumsum([len(sequence.targets_P) for sequence in batch])
         return np.split(results.numpy(), ends[:-1])
 
     @torch.inference_mode()
     def _read(self, batch: Sequence[ScoringSequence], read: ReadLogits) -> _Started:
-        input_BN = pad_right([one.tokens_N[:-1] for one in batch])
-        row_P = np.repeat(np.arange(len(batch)), [len(one.targets_P) for one in batch])
-        position_P = np.concatenate([one.targets_P for one in batch]) - 1
-        target_P = np.concatenate([one.tokens_N[one.targets_P] for one in batch])
+        input_BN = pad_right([sequence.tokens_N[:-1] for sequence in batch])
+        row_P = np.repeat(np.arange(len(batch)), [len(sequence.targets_P) for sequence in batch])
+        position_P = np.concatenate([sequence.targets_P for sequence in batch]) - 1
+        target_P = np.concatenate([sequence.tokens_N[sequence.targets_P] for sequence in batch])
         logits = self.logits.parts(input_BN, torch.from_numpy(row_P), torch.from_numpy(position_P), self._positions)
         targets = torch.split(torch.from_numpy(target_P), self._positions)
         parts, device = [], torch.device("cpu")
@@ -310,7 +305,7 @@ class Replica:
 
 
 def target_log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:
-    """The log-softmax (float32) at the targets, a chunk of positions at a time."""
+    """Return the log-softmax (float32) at the targets, a chunk of positions at a time."""
     targets_P1 = to_device(targets_P, logits_PV.device)[:, None]
     rows = _rows_per_chunk(logits_PV)
     chunks = []
@@ -321,7 +316,7 @@ def target_log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[t
 
 
 def distributions(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:  # noqa: ARG001
-    """The log-softmax (float32) over the vocabulary, a chunk of positions at a time."""
+    """Return the log-softmax (float32) over the vocabulary, a chunk of positions at a time."""
     return [logits_CV.float().log_softmax(-1) for logits_CV in torch.split(logits_PV, _rows_per_chunk(logits_PV))]
 
 
@@ -333,39 +328,37 @@ _Work: TypeAlias = tuple[Replica, Sequence[ScoringSequence], Future[_Started] | 
 
 
 class Engine:
-    """Scores sequences with one model or several copies of it."""
+    """A model, or several copies of it, that scores sequences."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
         self._by_length = bool(length_thresholds(replicas[0].logits.model.config))
 
     def score(self, sequences: Sequence[ScoringSequence], read: ReadLogits = target_log_probs) -> Iterator[FloatArray]:
-        """For each sequence, in order and as soon as known, the results (float32) of `read` at its targets; sequences
-        are read together if the first is the longest. ModelError if one is too large, or the model returns NaN."""
+        """Yield the results (float32) of `read` at each sequence's targets, in order; best with the longest first."""
         for replica, batch, start in self._started(sequences, read):
             yield from replica.fetch(batch, start.result() if isinstance(start, Future) else start)
 
     def _batches(self, sequences: Sequence[ScoringSequence]) -> Iterator[Sequence[ScoringSequence]]:
-        """Sequences in order, in batches of as many as can be padded to the first and read together."""
+        """Yield sequences in order, in batches of as many as can be padded to the first and read together."""
         batch: list[ScoringSequence] = []
-        for one in sequences:
+        for sequence in sequences:
             if batch:
-                fitting = len(one) == len(batch[0]) if self._by_length else len(one) <= len(batch[0])
+                fitting = len(sequence) == len(batch[0]) if self._by_length else len(sequence) <= len(batch[0])
                 if not fitting or (len(batch) + 1) * len(batch[0]) > min(replica.tokens for replica in self._replicas):
                     yield batch
                     batch = []
-            batch.append(one)
+            batch.append(sequence)
         if batch:
             yield batch
 
     def _started(self, sequences: Sequence[ScoringSequence], read: ReadLogits) -> Iterator[_Work]:
-        """The batches, to be fetched: after the next is started on a GPU. Several replicas take batches in turn, each
-        in a thread where the next batch waits."""
+        """Yield batches to be fetched, on a GPU once the next is started; several replicas take them in turn."""
         started: deque[_Work] = deque()
         several = len(self._replicas) > 1
         ahead = 2 * len(self._replicas) if several or self._replicas[0].logits.device.type == "cuda" else 1
         with ExitStack() as stack:
-            threads = [(one, stack.enter_context(ThreadPoolExecutor(max_workers=1))) for one in self._replicas]
+            threads = [(replica, stack.enter_context(ThreadPoolExecutor(max_workers=1))) for replica in self._replicas]
             for batch, (replica, thread) in zip(self._batches(sequences), cycle(threads), strict=False):
                 start = thread.submit(replica.start, batch, read) if several else replica.start(batch, read)
                 started.append((replica, batch, start))
@@ -375,7 +368,7 @@ class Engine:
 
 
 def length_thresholds(config: Any) -> list[int]:
-    """The lengths beyond which a model reads all tokens differently (LongRoPE of Phi-3); empty for most models."""
+    """Return the lengths beyond which a model reads all tokens differently (LongRoPE of Phi-3), usually none."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]

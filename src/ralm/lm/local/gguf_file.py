@@ -32,8 +32,7 @@ _OFF: Final[tuple[Any, ...]] = (False, 0, "", "none", [])
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where the weights of a tensor are: at `offset` in the file `path`, in rows of `row_bytes`. `kind` is gguf's type,
-    `shape` that of the dequantised tensor."""
+    """The place of a tensor's weights, in rows of `row_bytes`, gguf's type `kind`, and the dequantised `shape`."""
 
     path: Path
     offset: int
@@ -49,8 +48,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The metadata of a model in GGUF files, and where its tensors are; `digest` hashes all that was read of them,
-    `used` has the names of the settings and tensors that were asked for."""
+    """The metadata of a model in GGUF files and its tensors; `digest` hashes what was read, `used` names it."""
 
     name: str
     metadata: dict[str, Any]
@@ -64,12 +62,12 @@ class GgufFile:
         return str(self.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a setting."""
+        """Return the value of a setting."""
         self.used.add(key)
         return self.metadata.get(key, default)
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """The value of a setting of the architecture; ModelError if it differs from layer to layer."""
+        """Return the value of a setting of the architecture; ModelError if it differs from layer to layer."""
         value = self.get(f"{self.architecture}.{key}", default)
         if isinstance(value, list) and len(set(value)) == 1:
             return value[0]
@@ -78,22 +76,21 @@ class GgufFile:
         return value
 
     def positive(self, key: str, default: Any = None) -> Any:
-        """The value of a setting of the architecture; ModelError if it is no positive number, or is missing and has no
-        default."""
+        """Return a positive number among the settings of the architecture; ModelError if it is none, or missing."""
         value = self.setting(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
             raise ModelError(f"{self.name} is damaged: {self.architecture}.{key} is {value!r}, not a positive number.")
         return value
 
     def unused(self, prefix: str, no_effect: tuple[str, ...]) -> str | None:
-        """The first setting with this prefix that nobody asked for, is not switched off, and has none of these ends."""
+        """Return the first setting with this prefix that nobody asked for, not switched off, without these ends."""
         keys = (key for key in self.metadata.keys() - self.used if key.startswith(prefix))
         return min(
             (key for key in keys if not key.endswith(no_effect) and self.metadata[key] not in _OFF), default=None
         )
 
     def load(self, name: str, dtype: "torch.dtype") -> "torch.Tensor":
-        """The dequantised weights of a tensor, read a few rows at a time; ModelError if the file has become shorter."""
+        """Return the dequantised weights of a tensor, a few rows at a time; ModelError if the file is shorter now."""
         import torch
         from gguf.quants import dequantize
 
@@ -112,11 +109,7 @@ class GgufFile:
 
 
 def open_gguf(name: str) -> GgufFile:
-    """The header of a GGUF file, and of all its shards if it is the first of several.
-
-    Raises MissingExtraError without the extra `gguf`; ModelError if there is no such file, if it or a shard is no whole
-    GGUF file, or if gguf cannot dequantise it.
-    """
+    """Return the header of a GGUF file and its shards; ModelError if one is no whole file that gguf can dequantise."""
     first = Path(name)
     if not first.is_file():
         raise ModelError(f"{name} is a folder, not a file." if first.is_dir() else f"there is no file {name}.")
@@ -136,7 +129,7 @@ def open_gguf(name: str) -> GgufFile:
 
 
 def _other_shards(first: Path, metadata: dict[str, Any]) -> Iterator[Path]:
-    """The shards after the first; ModelError if the file is one of several but not the first, or if one is missing."""
+    """Yield the shards after the first; ModelError if one is missing, or the file is not the first."""
     count = metadata.get("split.count", 0)
     if count <= 1:
         return
@@ -155,25 +148,25 @@ def _truncated(path: Path) -> ModelError:
 
 
 class _Cursor:
-    """Reads and hashes the values of a header one after another; ModelError at the end of the file."""
+    """A place in a header, whose values are read and hashed in turn; ModelError at the end of the file."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file = file
         self._path = path
-        self._left = path.stat().st_size
+        self._remaining = path.stat().st_size
         self.digest = hashlib.sha256()
 
     def unpack(self, format: str, count: int = 1) -> tuple[Any, ...]:  # noqa: A002
-        """The next numbers, little-endian; `count` of a format of one letter."""
+        """Return the next numbers, little-endian; `count` of a format of one letter."""
         size = count * struct.calcsize(f"<{format}")
-        if size > self._left or len(data := self._file.read(size)) < size:
+        if size > self._remaining or len(data := self._file.read(size)) < size:
             raise _truncated(self._path)
-        self._left -= size
+        self._remaining -= size
         self.digest.update(data)
         return struct.unpack(f"<{count}{format}", data)
 
     def string(self) -> str:
-        """The next string."""
+        """Return the next string."""
         (length,) = self.unpack("Q")
         (data,) = self.unpack("s", length)
         try:
@@ -182,7 +175,7 @@ class _Cursor:
             raise ModelError(f"{self._path} is damaged: its header has a string that is not UTF-8.") from None
 
     def value(self) -> Any:
-        """The next value of metadata, after its type; float32 as the shortest decimal that stands for it."""
+        """Return the next value of metadata, after its type; float32 as the shortest decimal that stands for it."""
         (kind,) = self.unpack("I")
         of, count = self.unpack("IQ") if kind == _ARRAY else (kind, 1)
         if of == _STRING:
@@ -197,7 +190,7 @@ class _Cursor:
 
 
 def _read_header(path: Path) -> GgufFile:
-    """The header of one file, which has room for all its weights; ModelError if it is no such file."""
+    """Return the header of one file, which has room for all its weights; ModelError if it is no such file."""
     with path.open("rb") as file:
         cursor = _Cursor(file, path)
         if cursor.unpack("s", 4) != (b"GGUF",):
@@ -231,8 +224,7 @@ def _read_header(path: Path) -> GgufFile:
 
 
 def _tensor(cursor: _Cursor, path: Path) -> tuple[str, StoredTensor]:
-    """The next tensor and its name, with its offset from the beginning of all weights; ModelError if gguf cannot
-    dequantise it."""
+    """Return the next tensor and its name, with its offset among all weights; ModelError if gguf cannot read it."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 

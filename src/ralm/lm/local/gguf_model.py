@@ -32,7 +32,7 @@ _FACTORS: Final = {"short_factor": "rope_factors_short.weight", "long_factor": "
 
 
 def _base_config(file: GgufFile) -> Config:
-    """The settings that all architectures share, without rotary positions."""
+    """Return the settings that all architectures share, without rotary positions."""
     get, positive, tensors = file.setting, file.positive, file.tensors
     heads, width, layers = (positive(key) for key in ("attention.head_count", "embedding_length", "block_count"))
     head = positive("attention.key_length", width // heads)
@@ -63,7 +63,7 @@ def _base_config(file: GgufFile) -> Config:
 
 
 def _rope(file: GgufFile, head: int) -> Config:
-    """The rotary positions of all `head` numbers of a head, scaled in one of the ways that need no tensor."""
+    """Return the rotary positions of all `head` numbers of a head, scaled in one of the ways that need no tensor."""
     if file.setting("rope.dimension_count", head) != head:
         raise ModelError(f"{file.name}: rotary positions in a part of each head are not supported.")
     rope: Config = {"rope_theta": file.positive("rope.freq_base", 10_000.0)}
@@ -77,8 +77,8 @@ def _rope(file: GgufFile, head: int) -> Config:
     if kind != "yarn" or not original:
         raise ModelError(f"{file.name}: rotary positions with the scaling {kind!r} are not supported.")
     optional = {key: file.setting(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
-    given = {key: float(value) for key, value in optional.items() if value is not None}
-    return {**rope, **given, "original_max_position_embeddings": original}
+    betas = {key: float(value) for key, value in optional.items() if value is not None}
+    return {**rope, **betas, "original_max_position_embeddings": original}
 
 
 def _llama(file: GgufFile) -> "PretrainedConfig":
@@ -94,19 +94,18 @@ def _llama(file: GgufFile) -> "PretrainedConfig":
 
 
 def _factors(file: GgufFile, name: str) -> list[float]:
-    """The numbers of a tensor that changes rotary frequencies, float32 as the shortest decimals; or none."""
+    """Return the numbers of a tensor that changes rotary frequencies, float32 as the shortest decimals; or none."""
     if name not in file.tensors:
         return []
-    return [float(str(one)) for one in file.load(name, torch.float32).numpy().reshape(-1)]
+    return [float(str(number)) for number in file.load(name, torch.float32).numpy().reshape(-1)]
 
 
 def _llama_3(file: GgufFile, rope: Config, pairs: int, factors: list[float]) -> Config:
-    """The scaling of LLaMA 3 whose factors of the frequencies of all pairs a file has; ModelError if they are others,
-    or if the file asks for a second scaling."""
+    """Return the scaling of LLaMA 3; ModelError if a file has other factors, or asks for a second scaling."""
     low, high, original = _LLAMA_3.values()
     turns = (original * rope["rope_theta"] ** -(number / pairs) / math.tau for number in range(pairs))
-    smooth = (min(1.0, max(0.0, (one - low) / (high - low))) for one in turns)
-    expected = [1 / ((1 - one) / max(factors) + one) for one in smooth]
+    shares = (min(1.0, max(0.0, (turn - low) / (high - low))) for turn in turns)
+    expected = [1 / ((1 - share) / max(factors) + share) for share in shares]
     is_theirs = len(factors) == pairs and all(map(partial(math.isclose, rel_tol=1e-4), factors, expected))
     if rope["rope_type"] != "default" or not is_theirs:
         raise ModelError(f"{file.name}: {_FREQUENCIES} scales rotary positions in another way than LLaMA 3.")
@@ -114,7 +113,7 @@ def _llama_3(file: GgufFile, rope: Config, pairs: int, factors: list[float]) -> 
 
 
 def _qwen(config: str, file: GgufFile) -> "PretrainedConfig":
-    """Qwen 2 and 3 differ in the tensors of a layer, which their configurations imply."""
+    """Return the configuration of Qwen 2 or 3, which implies the tensors of a layer."""
     import transformers
 
     base = _base_config(file)
@@ -151,7 +150,7 @@ def _phi_3(file: GgufFile) -> "PretrainedConfig":
 
 
 def _gemma_3(file: GgufFile) -> "PretrainedConfig":
-    """As llama.cpp, takes the scale of attention in the 27B model, the one with 62 layers, from the width."""
+    """Return the configuration of Gemma 3; as in llama.cpp, the width scales attention in the 27B model (62 layers)."""
     from transformers import Gemma3TextConfig
 
     base = _base_config(file)
@@ -181,12 +180,7 @@ _CONFIGS: Final[dict[str, Callable[[GgufFile], "PretrainedConfig"]]] = {
 
 
 def load_gguf(name: str, dtype: Any = "auto", device: str = "cpu", **options: Any) -> "PreTrainedModel":
-    """The model in a GGUF file, dequantised to `dtype`; `options` are those of `from_pretrained`. Its configuration has
-    a hash of the file, so that another file is never taken for the same model. `dtype` auto is that of the matrices; if
-    they are quantised, bfloat16 for a `device` of the type cuda; else float32.
-
-    Raises what `open_gguf` raises; ModelError naming the first architecture, setting or tensor that is not supported.
-    """
+    """Return the model in a GGUF file; `dtype` auto is that of its matrices, else float32 or, on a GPU, bfloat16."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     file = open_gguf(name)
@@ -214,8 +208,7 @@ def load_gguf(name: str, dtype: Any = "auto", device: str = "cpu", **options: An
 
 
 def _names(file: GgufFile, loader: Any, config: "PretrainedConfig") -> dict[str, str]:
-    """The name of each tensor in transformers, by its name in the file; ModelError if one is missing, not known, or of
-    another shape than the settings ask for."""
+    """Return the name of each tensor in transformers; ModelError if one is missing, not known, or of another shape."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     with torch.device("meta"):
@@ -236,7 +229,7 @@ def _names(file: GgufFile, loader: Any, config: "PretrainedConfig") -> dict[str,
 
 
 def _weights(file: GgufFile, name: str, config: "PretrainedConfig", dtype: torch.dtype) -> Tensor:
-    """The weights of a tensor as transformers has them."""
+    """Return the weights of a tensor as transformers has them."""
     if file.architecture == "gemma3" and name.endswith("norm.weight"):  # stored with the 1 that transformers adds
         return (file.load(name, torch.float32) - 1).to(dtype)
     weights = file.load(name, dtype)

@@ -23,7 +23,7 @@ _QWEN_2: Final = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_REST}"
 
 
 def _by_case(ending: str, digits: str) -> str:
-    """A pattern that splits words where upper case follows lower case."""
+    """Return a pattern that splits words where upper case follows lower case."""
     before = r"[^\r\n\p{L}\p{N}]?"
     words = f"{before}{_UPPER}*{_LOWER}+{ending}|{before}{_UPPER}+{_LOWER}*{ending}"
     return f"{words}|{digits}|{_REST_WITH_SLASH}"
@@ -51,8 +51,7 @@ _TEMPLATE: Final = "tokenizer.chat_template"
 
 
 class _Vocabulary:
-    """The tokens of a file and their ids. `added` are those that are read wherever their text occurs, and whether they
-    are special; `scores` has the score of each that is made by merges. ModelError if they do not hold together."""
+    """The tokens of a file and their ids: those `added`, whether special, and the `scores` of those made by merges."""
 
     def __init__(self, file: GgufFile) -> None:
         from gguf import TokenType
@@ -72,20 +71,17 @@ class _Vocabulary:
         self.scores: dict[str, float] = {token: score for token, kind, score in of_kind if kind in merged}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a setting of the tokenizer."""
+        """Return the value of a setting of the tokenizer."""
         return self.file.get(f"tokenizer.ggml.{key}", default)
 
     def special(self, name: str, default: int | None = None) -> str | None:
-        """The text of a special token, such as bos; None if there is none."""
+        """Return the text of a special token, such as bos; None if there is none."""
         number = self.get(f"{name}_token_id", default)
         return self.tokens[number] if number is not None and 0 <= number < len(self.tokens) else None
 
 
 def load_gguf_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """The tokenizer in a GGUF file, which encodes as that of the model it was made of.
-
-    Raises what `open_gguf` raises; ModelError naming the tokenizer or setting that is not supported.
-    """
+    """Return the tokenizer in a GGUF file; ModelError naming a kind or setting that is not supported."""
     file = open_gguf(name)
     vocabulary = _Vocabulary(file)
     kind, splitting = vocabulary.get("model"), vocabulary.get("pre")
@@ -134,7 +130,7 @@ def load_gguf_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def _byte_level(vocabulary: _Vocabulary, splitting: str) -> Tokenizer:
-    """Byte-level BPE, as GPT-2's. Qwen's normalises text, which llama.cpp leaves out."""
+    """Return byte-level BPE, as GPT-2's. Qwen's normalises text, which llama.cpp leaves out."""
     merges = [tuple(merge.split(" ")) for merge in vocabulary.get("merges") or ()]
     if vocabulary.get("add_space_prefix"):
         raise ModelError(f"{vocabulary.file.name}: a space before the text is not supported with byte-level BPE.")
@@ -153,7 +149,7 @@ def _byte_level(vocabulary: _Vocabulary, splitting: str) -> Tokenizer:
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
-    """SentencePiece's BPE with bytes for what is not in the vocabulary, as LLaMA's and Gemma's."""
+    """Return SentencePiece's BPE with bytes for what is not in the vocabulary, as LLaMA's and Gemma's."""
     if missing := [token for token in (f"<0x{byte:02X}>" for byte in range(256)) if token not in vocabulary.ids]:
         raise ModelError(f"{vocabulary.file.name}: a vocabulary without bytes is not supported; it lacks {missing[0]}.")
     unknown = vocabulary.special("unknown", 0)
@@ -172,7 +168,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
 
 
 def _chat_template(file: GgufFile) -> str | dict[str, str] | None:
-    """The chat template, or several by name."""
+    """Return the chat template, or several by name."""
     prefix = f"{_TEMPLATE}."
     named = {key.removeprefix(prefix): file.get(key) for key in file.metadata if key.startswith(prefix)}
     default: str | None = file.get(_TEMPLATE)

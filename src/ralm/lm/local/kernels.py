@@ -44,10 +44,7 @@ _BEFORE_GELU: Final = (
 
 
 def speed_up(model: PreTrainedModel, *, attention: bool = True) -> None:
-    """Let a model use what is faster on its device: GELU in one pass over memory, and on a CPU attention (unless the
-    user chose one), packed weights, and GELU within products. A trial must give the same logits as before; if it does
-    not, the model stays as it was, and a LibraryWarning says so. For GPT-2 124M, 1,024 tokens in bfloat16 on one core,
-    330 of 880 ms went to attention and 130 ms to GELU."""
+    """Let a model use what is faster on its device; it stays as it was, with a warning, if a trial differs."""
     changes, faster = [*_changes(model)], _faster_attention(model) if attention else None
     if not changes and faster is None:
         return
@@ -72,10 +69,7 @@ def speed_up(model: PreTrainedModel, *, attention: bool = True) -> None:
 
 
 def _changes(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """The faster parts of a model: the dictionary that each is an entry of, its name there, and its value. Packed
-    weights cost a second copy of the weights; the library packs them for each product, which takes most of the time of
-    a step of generation. For 1,024 tokens of GPT-2 124M in bfloat16 on one core, GELU in the products takes 28 instead
-    of 76 of 1,140 ms."""
+    """Yield the faster parts of a model: the dictionary that each is an entry of, its name there, and its value."""
     packed = {layer: _PackedLinear(layer) for layer in packable(model)}
     for module in model.modules():
         for name, child in module.named_children():
@@ -92,7 +86,7 @@ def _changes(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], str, Any]
 
 
 def _faster_attention(model: PreTrainedModel) -> str | None:
-    """The name of our attention, registered with transformers, if it is faster for a model."""
+    """Return the name of our attention, registered with transformers, if it is faster for a model."""
     has_window = getattr(model.config.get_text_config(), "sliding_window", None) is not None
     is_faster = model.device.type == "cpu" and (model.dtype == torch.bfloat16 or has_window)
     if not is_faster or model.config._attn_implementation != _SDPA or not model._can_set_attn_implementation():
@@ -104,7 +98,7 @@ def _faster_attention(model: PreTrainedModel) -> str | None:
 
 
 def _fault(model: PreTrainedModel, expected: torch.Tensor) -> Exception | None:
-    """The error of a changed model, one of other logits included."""
+    """Return the error of a changed model, one of other logits included."""
     try:
         return None if agree(_trial_logits(model), expected, model.dtype) else ArithmeticError("its logits differ")
     except Exception as error:  # noqa: BLE001  # private functions, and modules of a new kind, may fail in any way
@@ -113,7 +107,7 @@ def _fault(model: PreTrainedModel, expected: torch.Tensor) -> Exception | None:
 
 @torch.inference_mode()
 def _trial_logits(model: PreTrainedModel) -> torch.Tensor:
-    """The logits of a short text, which is longer than the sliding window that the model has meanwhile."""
+    """Return the logits of a short text, which is longer than the sliding window that the model has meanwhile."""
     config, text_BN = model.config.get_text_config(), trial_text(model)
     window = getattr(config, "sliding_window", None)
     try:
@@ -128,13 +122,12 @@ def _trial_logits(model: PreTrainedModel) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _WindowMask:
-    """The arguments of `sdpa_mask` for a layer with a sliding window. Its mask is made for a block of queries at a
-    time: that of a text of 30,000 tokens takes 0.9 GB as booleans, and 3.6 GB in the fused kernel."""
+    """The arguments of `sdpa_mask` for a sliding window, whose mask, 0.9 GB for 30,000 tokens, is made in blocks."""
 
     options: Mapping[str, Any]
 
     def block(self, begin: int, end: int) -> tuple[slice, torch.Tensor]:
-        """The keys that the queries from `begin` to `end` may see, and which of them each query sees."""
+        """Return the keys that the queries from `begin` to `end` may see, and which of them each query sees."""
         options, before = self.options, self.options["q_offset"] - self.options["kv_offset"]
         keys = slice(max(0, before + begin + 1 - options["local_size"]), before + end)
         changed = {
@@ -148,7 +141,7 @@ class _WindowMask:
 
 
 def window_mask(**options: Any) -> _WindowMask | torch.Tensor | None:
-    """The mask that transformers makes for the fused kernel; in blocks where a text is longer than a causal window."""
+    """Return the mask for the fused kernel; in blocks where a text is longer than a causal window."""
     window = options.get("local_size")
     is_plain = options.get("allow_is_causal_skip", False) and options.get("q_length", 1) > 1
     return _WindowMask(options) if is_plain and window and options["kv_length"] > window else sdpa_mask(**options)
@@ -162,18 +155,17 @@ def window_blocks(
     attention_mask: _WindowMask | torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of (batch, head, position, size) by the fused kernel. In a sliding window, a block of queries at a time
-    reads the keys that it sees: time and memory grow with the text, and not with its square."""
+    """Attend (batch, head, position, size) by the fused kernel, in a sliding window to the keys that a block sees."""
     if not isinstance(attention_mask, _WindowMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     _check_tensors(options, set())
-    found = []
+    outputs = []
     for begin in range(0, query.shape[2], _QUERIES_PER_BLOCK):
         end = min(begin + _QUERIES_PER_BLOCK, query.shape[2])
         keys, mask = attention_mask.block(begin, end)
         parts = query[:, :, begin:end], key[:, :, keys], value[:, :, keys]
-        found.append(sdpa_attention_forward(module, *parts, mask, **options)[0])
-    return torch.cat(found, dim=1), None
+        outputs.append(sdpa_attention_forward(module, *parts, mask, **options)[0])
+    return torch.cat(outputs, dim=1), None
 
 
 def _check_tensors(options: Mapping[str, Any], read: Set[str]) -> None:
@@ -191,9 +183,7 @@ def causal_blocks(
     attention_mask: _WindowMask | torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention of (batch, head, position, size) as matrix products, a block of queries at a time: 2.5 times as
-    fast in bfloat16 on a CPU as the fused kernel, which multiplies in float32 and still does all else. Heads that share
-    keys are rows of one product."""
+    """Attend (batch, head, position, size) by matrix products, 2.5 times as fast in bfloat16 as the fused kernel."""
     _check_tensors(options, _FUSED_OPTIONS)
     square = query.shape[2] == key.shape[2] and query.shape[2] > 1
     if attention_mask is not None or not square or _needs_fused_kernel(module, options):
@@ -203,19 +193,19 @@ def causal_blocks(
     queries = (query * scale).reshape(rows, -1, *query.shape[2:])
     keys, values = key.flatten(0, 1), value.flatten(0, 1)
     later = torch.ones(_QUERIES_PER_BLOCK, _QUERIES_PER_BLOCK, dtype=torch.bool).triu(1)
-    found = torch.empty((*queries.shape[:3], values.shape[-1]), dtype=values.dtype)
+    output = torch.empty((*queries.shape[:3], values.shape[-1]), dtype=values.dtype)
     for begin in range(0, length, _QUERIES_PER_BLOCK):
         end = min(begin + _QUERIES_PER_BLOCK, length)
         block = queries[:, :, begin:end]
         scores = torch.bmm(block.flatten(1, 2), keys[:, :end].contiguous().mT)  # else it is a tenth slower
         new = scores.view(*block.shape[:3], end)[..., begin:]
         new.masked_fill_(later[: end - begin, : end - begin], float("-inf"))
-        found[:, :, begin:end] = torch.bmm(scores.softmax(-1), values[:, :end]).view(*block.shape[:3], -1)
-    return found.view(*query.shape[:3], -1).transpose(1, 2).contiguous(), None
+        output[:, :, begin:end] = torch.bmm(scores.softmax(-1), values[:, :end]).view(*block.shape[:3], -1)
+    return output.view(*query.shape[:3], -1).transpose(1, 2).contiguous(), None
 
 
 def _needs_fused_kernel(module: torch.nn.Module, options: Mapping[str, Any]) -> bool:
-    """Whether the options ask for more than plain causal attention; a module may have `is_causal` itself."""
+    """Return whether the options ask for more than plain causal attention; a module may have `is_causal` itself."""
     is_causal = options.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         return True
@@ -224,8 +214,7 @@ def _needs_fused_kernel(module: torch.nn.Module, options: Mapping[str, Any]) -> 
 
 
 class _PackedLinear:
-    """The forward method of a linear layer. Weights are packed when they are first used, and again if they changed.
-    `activation` is the function that oneDNN applies to the products, and its variant."""
+    """The forward method of a linear layer with packed weights, whose products oneDNN gives to the `activation`."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.activation = _NO_ACTIVATION
@@ -243,19 +232,19 @@ class _PackedLinear:
             self._weight, self._version = weight, version
         states_RI = states.reshape(-1, states.shape[-1])
         name, variant = self.activation
-        found_RO = torch.ops.mkldnn._linear_pointwise(states_RI, self._packed, self._module.bias, name, [], variant)
-        return found_RO.view(*states.shape[:-1], found_RO.shape[-1])
+        product_RO = torch.ops.mkldnn._linear_pointwise(states_RI, self._packed, self._module.bias, name, [], variant)
+        return product_RO.view(*states.shape[:-1], product_RO.shape[-1])
 
 
 def processor_packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN and this processor can multiply packed weights of a number format; bfloat16 needs AVX-512."""
+    """Return whether oneDNN and this processor multiply packed weights of a number format; bfloat16 needs AVX-512."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def packable(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The layers whose weights can be packed; empty if that would not be faster or would take too much memory."""
+    """Return the layers whose weights can be packed; none if that would not be faster or would take too much memory."""
     on_cpu = {parameter.device.type for parameter in model.parameters()} == {"cpu"}
     if not on_cpu or not processor_packs(model.dtype):
         return []

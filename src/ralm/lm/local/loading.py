@@ -101,8 +101,7 @@ def quiet_loading() -> Iterator[None]:
 
 @contextmanager
 def whole_loading(name: str, may_lack: Callable[[str], bool]) -> Iterator[None]:
-    """As `quiet_loading`, and ModelError if weights were missing that may not be (`may_lack`): for models that
-    sentence-transformers loads, only the log names them."""
+    """Load quietly; ModelError if weights are missing that may not be (`may_lack`), which only the log names."""
     reports = BufferingHandler(_MAX_RECORDS)
     logger = transformers_logging.get_logger("transformers.modeling_utils")
     with quiet_loading():
@@ -116,7 +115,7 @@ def whole_loading(name: str, may_lack: Callable[[str], bool]) -> Iterator[None]:
             logger.removeHandler(reports)
             logger.setLevel(level)
             logger.propagate = propagate
-    keys = [key for one in reports.buffer for key in _MISSING.findall(_COLOUR.sub("", one.getMessage()))]
+    keys = [key for record in reports.buffer for key in _MISSING.findall(_COLOUR.sub("", record.getMessage()))]
     missing = [key for key in keys if not may_lack(key)]
     if missing:
         raise ModelError(f"{name} lacks weights that its config.json asks for: {_first_of(missing)}.")
@@ -152,8 +151,7 @@ def check_tokenizer(name: str, own_files: Iterable[str] = ()) -> None:
 
 
 def load_checkpoint(name: str, source: Mapping[str, Any], device: str, **options: Any) -> "PreTrainedModel":
-    """The causal language model in a folder, a GGUF file or on the hub, for a type of device; a multimodal one whole.
-    ModelError if it is an encoder-decoder, or if weights are missing or have another shape: they would be random."""
+    """Return the causal language model of a name; ModelError if it is none, or weights are missing or do not fit."""
     if is_gguf(name):
         from ralm.lm.local.gguf_model import load_gguf
 
@@ -200,7 +198,7 @@ def check_source(name: str, source: Mapping[str, Any]) -> None:
 
 
 def quantised(name: str, bits: Literal["8bit", "4bit"]) -> dict[str, Any]:
-    """The arguments of `from_pretrained` for quantised weights; UsageError for a GGUF file."""
+    """Return the arguments of `from_pretrained` for quantised weights; UsageError for a GGUF file."""
     if is_gguf(name):
         raise UsageError(f"the weights of {name} are dequantised to `dtype`: leave out `quantised`.")
     with extra("quantised", "quantised weights need", ("bitsandbytes",)):
@@ -212,8 +210,7 @@ def quantised(name: str, bits: Literal["8bit", "4bit"]) -> dict[str, Any]:
 
 
 def with_adapter(model: "PreTrainedModel", adapter: str, *, merge: bool) -> "PreTrainedModel":
-    """A model with a PEFT adapter; `merge` adds it to the weights. ModelError if it cannot be loaded, or adds tokens to
-    the prompt instead of changing layers."""
+    """Return a model with a PEFT adapter, added to the weights with `merge`; ModelError if it adds tokens instead."""
     with extra("adapters", "adapters need", ("peft",)):
         import peft
     with loading_errors("adapter", adapter), whole_loading(adapter, lambda _: False), warnings.catch_warnings():
@@ -236,8 +233,7 @@ _IRRELEVANT_SETTINGS: Final = {"architectures", "dtype", "id2label", "label2id",
 
 
 def weights_fingerprint(model: "PreTrainedModel") -> str:
-    """A short hash of the names, shapes, number formats and values of all weights in memory; of a large tensor only 64
-    evenly spread blocks of 1,024 numbers are read. Training, merging and quantising change them."""
+    """Return a short hash of names, shapes, formats and values of all weights; of a large tensor, of spread blocks."""
     import torch
 
     digest = hashlib.sha256()
@@ -249,7 +245,7 @@ def weights_fingerprint(model: "PreTrainedModel") -> str:
 
 
 def settings_fingerprint(model: "PreTrainedModel") -> str:
-    """A short hash of the model's configuration, which holds what weights do not, such as how positions are counted."""
+    """Return a short hash of the configuration, which holds what weights do not, such as how positions are counted."""
     settings = {
         name: value
         for name, value in model.config.to_dict().items()
@@ -259,7 +255,7 @@ def settings_fingerprint(model: "PreTrainedModel") -> str:
 
 
 def _sample(weights: "torch.Tensor") -> bytes:
-    """The bytes of a tensor, or of its blocks if it is large; only these leave its device."""
+    """Return the bytes of a tensor, or of its blocks if it is large; only these leave its device."""
     import torch
 
     if weights.is_meta:

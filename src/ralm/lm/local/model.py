@@ -29,10 +29,11 @@ _LENGTH_SETTINGS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "m
 
 
 class LocalLanguageModel:
-    """A frozen transformers model with its tokenizer, which returns the whole vocabulary; `copies` on other devices
-    share the scoring. `loaded_with` are options of loading that may change figures. Texts that are continued share up
-    to `passage_cache` bytes of keys and values (None: as the free memory allows), and those in `passage_cache_file`.
-    ModelError if the model is not causal: if its result for a token depends on later tokens."""
+    """A frozen transformers model with its tokenizer; ModelError if it is not causal.
+
+    `copies` on other devices share the scoring. `loaded_with` are options of loading that may change figures. Texts
+    that are continued share up to `passage_cache` bytes of keys and values; None: as the free memory allows.
+    """
 
     tier: Final = "all"
 
@@ -56,14 +57,12 @@ class LocalLanguageModel:
         free = memory.free_bytes(self.model.device)
         most = free // 8 if self.model.device.type == "cuda" else min(free // 8, _MOST_ON_CPU)
         self.blocks = Blocks(most if passage_cache is None else passage_cache, file)
-        others = [engine.TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies]
-        self.copies = [self.logits, *others]
+        self.copies = [self.logits, *(engine.TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies)]
         self._engine = engine.Engine([engine.Replica(logits) for logits in self.copies])
 
     @cached_property
     def config(self) -> dict[str, JsonValue]:
-        """Its name, size, format, device and options of loading, and fingerprints of weights, settings and
-        tokenizer."""
+        """Name, size, format, device and options of loading, and fingerprints of weights, settings and tokenizer."""
         return {
             "name": self.name,
             "parameters": self.model.num_parameters(),
@@ -86,8 +85,8 @@ class LocalLanguageModel:
     def end_tokens(self) -> frozenset[int]:
         """The ids that end a text, by the tokenizer, its chat template and the generation settings."""
         settings = self.model.generation_config
-        own = settings.eos_token_id if settings is not None else None
-        tokens = [*(own if isinstance(own, list) else [own]), self.tokenizer.end_token, self.tokenizer.turn_end]
+        ends = settings.eos_token_id if settings is not None else None
+        tokens = [*(ends if isinstance(ends, list) else [ends]), self.tokenizer.end_token, self.tokenizer.turn_end]
         return frozenset(int(token) for token in tokens if token is not None)
 
     @property
@@ -102,25 +101,23 @@ class LocalLanguageModel:
 
     @cached_property
     def tokens_at_once(self) -> int:
-        """How many tokens of texts are continued together: those whose keys and values take a quarter of the free
-        memory, since rows reserve room to grow; on a CPU no more than `TOKENS_TOGETHER`."""
+        """How many tokens of texts are continued together: those that take a quarter of the free memory."""
         if self._decoder is not decoder.CachedDecoder:
             return TOKENS_TOGETHER
         tokens = memory.free_bytes(self.model.device) // (4 * self.blocks.token_bytes)
         return tokens if self.model.device.type == "cuda" else min(tokens, TOKENS_TOGETHER)
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """For each sequence, in order and as soon as known, the natural log-probability (float32) of each target.
-        Sequences that begin like others, such as with a passage before several queries, are read as texts that grow."""
+        """Yield the log-probability (float32) of each sequence's targets; those that begin alike share what is read."""
         shared = shared_tokens([sequence.tokens_N[: sequence.targets_P[0] - 1] for sequence in sequences])
         grows = [_SHARE * tokens >= len(sequence) for tokens, sequence in zip(shared, sequences, strict=True)]
         if len(self.copies) > 1 or not any(grows) or self._decoder is not decoder.CachedDecoder:
             yield from self._engine.score(sequences)
             return
         growing = self._score_growing([*compress(sequences, grows)])
-        others = self._engine.score([*compress(sequences, [not grow for grow in grows])])
+        rest = self._engine.score([*compress(sequences, [not grow for grow in grows])])
         for grow in grows:
-            yield next(growing if grow else others)
+            yield next(growing if grow else rest)
 
     def _score_growing(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         growing = decoder.CachedDecoder(self.logits, self.max_length, self.blocks)
@@ -128,11 +125,11 @@ class LocalLanguageModel:
             yield from growing.score(sequences[numbers.start : numbers.stop])
 
     def distributions(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """For each sequence, the natural log-probabilities (float32, P x V) of all tokens at its P targets."""
+        """Yield the natural log-probabilities (float32, P x V) of all tokens at the P targets of each sequence."""
         return self._engine.score(sequences, engine.distributions)
 
     def continuations(self) -> Continuations:
-        """A new decoder of the kind that `choose_decoder` finds by probing the model."""
+        """Return a new decoder of the kind that `choose_decoder` finds by probing the model."""
         if self._decoder is decoder.CachedDecoder:
             return decoder.CachedDecoder(self.logits, self.max_length, self.blocks)
         return self._decoder(self.logits, self.max_length)
@@ -143,7 +140,7 @@ class LocalLanguageModel:
 
 
 def load_transformers_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
-    """A causal language model by hub name, folder or GGUF file; raises what `load_language_model` raises."""
+    """Load a causal language model by hub name, folder or GGUF file; raises what `load_language_model` raises."""
     options = options or ModelOptions()
     if not is_gguf(name):
         loading.check_folder(name)

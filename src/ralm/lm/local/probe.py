@@ -34,8 +34,7 @@ _ROW_LAYERS: Final = {DynamicLayer, DynamicSlidingWindowLayer}
 
 @torch.inference_mode()
 def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
-    """Raise ModelError if a model cannot read plain text, or its result for a token depends on later tokens. A model
-    that looks ahead does so in every text, while rounding may show in one only, so several texts must fail."""
+    """Raise ModelError if a model cannot read plain text, or if in several texts a result depends on later tokens."""
     length = min(_LENGTH, max_length)
     for seed in range(_TRIES):
         text_N, other_N = _probe_texts(model, [length, length], seed)
@@ -51,8 +50,7 @@ def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
 
 
 def choose_decoder(logits: engine.TargetLogits, max_length: int, blocks: Blocks) -> type[decoder.LocalDecoder]:
-    """The fastest decoder with the same probabilities as reading texts whole; one without a cache is logged as a
-    warning. LibraryWarning if a model that caches keys and values alone cannot be called with our rows."""
+    """Return the fastest decoder with the same probabilities as reading texts whole; warn if it has no cache."""
     kind = logits.model.config.model_type
     try:
         if can_cache_rows(logits, max_length, blocks):
@@ -81,9 +79,7 @@ def choose_decoder(logits: engine.TargetLogits, max_length: int, blocks: Blocks)
 
 
 def can_cache_rows(logits: engine.TargetLogits, max_length: int, blocks: Blocks) -> bool:
-    """Whether a model continues texts that grow, change and are scored from cached keys and values with the same
-    probabilities as from the whole; not so with another state, positions that are counted by columns, or a length that
-    decides how all tokens are read."""
+    """Return whether growing and scored texts have the same probabilities from cached keys and values."""
     if max_length < _LENGTH or engine.length_thresholds(logits.model.config):
         return False
     first = _probe_texts(logits.model, [4, 6, 2], seed=0)
@@ -96,16 +92,15 @@ def can_cache_rows(logits: engine.TargetLogits, max_length: int, blocks: Blocks)
     difference = _difference(found_BV, uncached.next_tokens([*first, *grown, *changed]).log_probs_BC)
     sequences = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in grown]
     scores_P = np.concatenate(decoder.CachedDecoder(logits, max_length, blocks, _LENGTH).score(sequences))
-    before = [one.tokens_N[:at] for one in sequences for at in one.targets_P]
-    target_P = np.concatenate([one.tokens_N[one.targets_P] for one in sequences])
+    before = [sequence.tokens_N[:at] for sequence in sequences for at in sequence.targets_P]
+    target_P = np.concatenate([sequence.tokens_N[sequence.targets_P] for sequence in sequences])
     uncached_PV = uncached.next_tokens(before).log_probs_BC
     difference = max(difference, _difference(scores_P, uncached_PV[np.arange(len(target_P)), target_P]))
     return difference <= _tolerance(logits.model)
 
 
 def can_continue_state(logits: engine.TargetLogits, max_length: int) -> bool:
-    """The same for the state that a model returns itself. Texts of equal and different lengths grow by three tokens,
-    change places, are left out and continued in two ways."""
+    """Return the same for the model's own state, of texts that grow, change places, are left out or continued twice."""
     if max_length < _LENGTH:
         return False
     first = _probe_texts(logits.model, [3, 5, 2, 3], seed=0)
@@ -126,12 +121,12 @@ def can_continue_state(logits: engine.TargetLogits, max_length: int) -> bool:
 
 
 def _grown(texts: Sequence[IntArray], number: int) -> list[IntArray]:
-    """The texts with a token more each, of the text `number` places on."""
+    """Return the texts with a token more each, of the text `number` places on."""
     return [np.append(text, texts[(place + number) % len(texts)][0]) for place, text in enumerate(texts)]
 
 
 def _caches_rows_alone(model: PreTrainedModel) -> bool:
-    """Whether the cache that a model makes by itself holds keys and values of earlier tokens, and nothing else."""
+    """Return whether the cache that a model makes by itself holds keys and values of earlier tokens alone."""
     text_1N = torch.from_numpy(_probe_texts(model, [4], seed=0)[0])[None]
     try:
         output = model(input_ids=text_1N.to(model.device), use_cache=True)
@@ -142,13 +137,13 @@ def _caches_rows_alone(model: PreTrainedModel) -> bool:
     return bool(layers) and all(type(cache) is DynamicCache for cache in caches) and {*map(type, layers)} <= _ROW_LAYERS
 
 
-def _difference(found: FloatArray, expected: FloatArray) -> float:
+def _difference(actual: FloatArray, expected: FloatArray) -> float:
     scale = np.abs(expected - np.roll(expected, 1, axis=0)).mean()
-    return float(np.abs(found - expected).mean(-1).max() / max(scale, 1e-6))
+    return float(np.abs(actual - expected).mean(-1).max() / max(scale, 1e-6))
 
 
 def _probe_texts(model: PreTrainedModel, lengths: Sequence[int], seed: int) -> list[IntArray]:
-    """Random ordinary tokens; special tokens are at both ends of a vocabulary."""
+    """Return random ordinary tokens; special tokens are at both ends of a vocabulary."""
     draw = np.random.default_rng(seed)
     size = int(model.get_input_embeddings().weight.shape[0])
     return [draw.choice(np.arange(size // 8, max(size // 2, size // 8 + 1)), size=length) for length in lengths]

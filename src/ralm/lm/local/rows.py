@@ -74,8 +74,7 @@ class KeyValueRows:
                 layer.make(keys, values)
 
     def arrange(self, kept: Sequence[KeptPrefix], lengths_R: IntArray, room: int = 1) -> None:
-        """Make rows of these lengths (int64), with room for `room` more columns. Each begins with what it keeps of a
-        previous row; the rest must be written before it is read."""
+        """Make rows of these lengths (int64) that begin with what each keeps, with room for `room` more columns."""
         before_R, last, longest = self.lengths_R, self.last, int(lengths_R.max())
         stay = longest <= last <= self.shape[1] - room
         shape = self._new_shape(len(kept), longest, room, stay)
@@ -92,13 +91,11 @@ class KeyValueRows:
             for layer in self.cache.layers:
                 layer.remake()
         else:
-            stretches = [one for one in stretches if (one.source, one.begin) != (one.row, one.place)]
+            stretches = [stretch for stretch in stretches if stretch[:2] != stretch[2:4]]  # the others stay in place
         copy_columns(before, self.tensors, stretches)
 
     def _new_shape(self, count: int, longest: int, room: int, stay: bool) -> tuple[int, int] | None:
-        """Return the shape of new tensors for `count` rows; None if the present ones have room and are not far too
-        large. Allocating takes long: there is room for twice as many rows, and rows go back to the first columns in
-        time."""
+        """Return the shape of new tensors for `count` rows; None if the present ones have room and are not large."""
         rows, columns = self.shape
         enough = stay or longest + max(room, _ROOM // 2) <= columns
         if count <= rows <= 4 * count and enough and columns <= 2 * (longest + _ROOM):
@@ -179,8 +176,7 @@ def _flat_places(row_I: IntArray, begin_I: IntArray, columns_I: IntArray, tensor
 
 
 def zeros_like(tensor_RHCS: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Return zeros for rows and columns of this `shape`; a masked column needs them. On a CPU they are those of the
-    system, which take no time before they are used."""
+    """Return zeros for rows and columns of this `shape`; on a CPU the system's, which take no time before use."""
     rows, columns = shape
     sizes = (rows, tensor_RHCS.shape[1], columns, tensor_RHCS.shape[3])
     if tensor_RHCS.device.type != "cpu":

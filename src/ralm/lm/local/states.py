@@ -1,9 +1,9 @@
-"""Predicts the next token of texts that grow, from the state that the model itself returns: recurrent models (Mamba,
-RWKV), hybrids of recurrent and attention layers, models that count positions by the columns of their cache, and models
-that read all tokens differently beyond a length (LongRoPE).
+"""Predicts the next token of texts that grow, from the state that the model itself returns.
 
-Such a state cannot be rewound, padded or cut into blocks, and every family has a form of its own. So each text has a
-state of its own: a new text is read whole, and a text that grew by one token costs one token.
+For recurrent models (Mamba, RWKV), hybrids of recurrent and attention layers, models that count positions by the
+columns of their cache, and models that read all tokens differently beyond a length (LongRoPE). Such a state cannot be
+rewound, padded or cut into blocks, and every family has a form of its own. So each text has a state of its own: a new
+text is read whole, and a text that grew by one token costs one token.
 """
 
 from collections.abc import Sequence

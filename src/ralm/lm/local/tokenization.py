@@ -52,11 +52,10 @@ class ModelTokenizer:
 
     @cached_property
     def turn_end(self) -> int | None:
-        """The id of the added token that the chat template writes right after a message of the assistant, or None. It
-        is often another one than the end-of-text token (Gemma, Llama 3, Qwen's base models)."""
+        """The added token after a message of the assistant in the chat template, often no end-of-text token."""
         if not self._tokenizer.chat_template:
             return None
-        said = [asdict(one) for one in (Message("user", "Who?"), Message("assistant", _REPLY))]
+        said = [asdict(message) for message in (Message("user", "Who?"), Message("assistant", _REPLY))]
         try:
             written = write_chat(self._tokenizer, said, "", **self._template_arguments)
         except ChatError:  # such a template is reported where it is used
@@ -67,8 +66,7 @@ class ModelTokenizer:
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
-        """The special tokens that the tokenizer adds around a text by default, and its BOS; read off a text of one
-        letter, since around an empty text those before and after look the same."""
+        """The special tokens that the tokenizer adds around a text by default, read off one letter, and its BOS."""
         bare, whole = (self._tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
         bos = self._tokenizer.bos_token_id
         begins = [begin for begin in range(len(whole)) if bare and whole[begin : begin + len(bare)] == bare]
@@ -80,7 +78,7 @@ class ModelTokenizer:
         )
 
     def token_of(self, text: str) -> int | None:
-        """The id of the token with exactly this text, else of the unknown token; None if there is neither."""
+        """Return the id of the token with exactly this text, else of the unknown token; None if there is neither."""
         return self._tokenizer.convert_tokens_to_ids(text)
 
     @property
@@ -89,18 +87,17 @@ class ModelTokenizer:
         return self._tokenizer.unk_token_id
 
     def encode(self, text: str) -> IntArray:
-        """Token ids (int64) of a text, without special tokens; TextError if it contains a lone surrogate."""
+        """Return token ids (int64) of a text, without special tokens; TextError if it contains a lone surrogate."""
         _check_characters(text)
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The ids of `encode` and the characters of each (int64, N x 2); ModelError if a slow tokenizer hides them."""
+        """Return the ids of `encode` and the characters of each (int64, N x 2); ModelError if they are hidden."""
         _check_characters(text)
         return self._encode(text)
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        """Token ids (int64) of a document in the prompt: with the special tokens that the tokenizer adds by default,
-        cut to `max_tokens` including these, as the official code does."""
+        """Return token ids (int64) of a document, cut to `max_tokens` with the special tokens around it."""
         ids = self._tokenizer.encode(text, truncation=True, max_length=max_tokens)
         name = str(self._tokenizer.unk_token)
         # the text itself may contain the token's name
@@ -110,9 +107,7 @@ class ModelTokenizer:
         return np.array(ids, dtype=np.int64)
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
-        """The ids (int64, N) of a chat as `apply_chat_template` writes it, with text of special tokens in messages read
-        as text, and the characters of the last message of the user that each stands for (int64, N x 2); None without a
-        template. ChatError if the template rejects, leaves out or changes a message, or if none is of the user."""
+        """Return the ids (int64, N) of a chat, and the span of each in the user's last message (int64, N x 2)."""
         if not self._tokenizer.chat_template:
             return None
         last = last_of_user(messages)
@@ -131,41 +126,39 @@ class ModelTokenizer:
         return tokens, in_message_N2
 
     def _spans_with_marks(self, chat: WrittenChat) -> list[Span]:
-        """The messages of a chat, in order, that hold a part of text that looks like an added token."""
+        """Return the messages of a chat, in order, that hold a part of text that looks like an added token."""
         marks = [mark for mark in self._tokenizer.get_added_vocab() if mark.strip()]
         longest = max(map(len, marks), default=0)
         pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or "(?!)")
 
         def has_mark(span: Span) -> bool:
             begin, end = span
-            found = pattern.finditer(chat.text, max(0, begin - longest + 1), end + longest - 1)
-            return any(one.start() < end and one.end() > begin for one in found)
+            matches = pattern.finditer(chat.text, max(0, begin - longest + 1), end + longest - 1)
+            return any(match.start() < end and match.end() > begin for match in matches)
 
         return sorted(filter(has_mark, chat.spans))
 
     def decode(self, tokens: IntArray) -> str:
-        """The text of token ids, special tokens written out; spaces are cleaned up if the tokenizer does so by default.
-        Unknown ids are skipped: slow (Python) tokenizers fail on some."""
-        return str(self._tokenizer.decode(self._known(tokens)))
+        """Return the text of token ids, special tokens written out; unknown ids are skipped."""
+        return str(self._tokenizer.decode(self._ids(tokens)))
 
     def decode_words(self, tokens: IntArray) -> str:
-        """As `decode`, without special tokens."""
-        return str(self._tokenizer.decode(self._known(tokens), skip_special_tokens=True))
+        """Return the text of token ids without special tokens."""
+        return str(self._tokenizer.decode(self._ids(tokens), skip_special_tokens=True))
 
-    def _known(self, tokens: IntArray) -> list[int]:
+    def _ids(self, tokens: IntArray) -> list[int]:
         tokens = np.asarray(tokens, dtype=np.int64)
         above = _ABOVE_IDS if self._tokenizer.is_fast else self.vocabulary
-        known: list[int] = tokens[(tokens >= 0) & (tokens < above)].tolist()
-        return known
+        ids: list[int] = tokens[(tokens >= 0) & (tokens < above)].tolist()
+        return ids
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], *, template: str | None = None, continue_final: bool = False
     ) -> str:
-        """Messages (`role`, `content`) as one text, in the tokenizer's chat template or the one named `template`, up to
-        where the model's answer begins; with `continue_final`, up to the end of the last message."""
+        """Write messages (`role`, `content`) up to the model's answer or, with `continue_final`, to their end."""
         return write_chat(
             self._tokenizer,
-            [dict(one) for one in messages],
+            [dict(message) for message in messages],
             "the chat template of the tokenizer rejects these messages",
             chat_template=self.chat_template(template),
             add_generation_prompt=not continue_final,
@@ -174,7 +167,7 @@ class ModelTokenizer:
         )
 
     def chat_template(self, template: str | None = None) -> str:
-        """The chat template, or the one named `template`; ModelError if the tokenizer does not have it."""
+        """Return the chat template, or the one named `template`; ModelError if the tokenizer does not have it."""
         templates = self._tokenizer.chat_template
         if not templates:
             raise ModelError("the tokenizer of this model has no chat template.")
@@ -185,11 +178,11 @@ class ModelTokenizer:
         return str(templates[template or "default"])
 
     def _encode_as_text(self, text: str) -> tuple[IntArray, IntArray]:
-        """The ids and spans of a text that holds no special tokens, only text that looks like them."""
+        """Return the ids and spans of a text that holds no special tokens, only text that looks like them."""
         added = set(self._tokenizer.get_added_vocab()) - set(self._tokenizer.all_special_tokens)
         # a mark would be read as one token: cut inside
         marks = [mark for mark in added if len(mark.strip()) > 1 and mark in text]
-        cuts = sorted({found.start() + 1 for mark in marks for found in re.finditer(re.escape(mark), text)})
+        cuts = sorted({match.start() + 1 for mark in marks for match in re.finditer(re.escape(mark), text)})
         edges = [0, *cuts, len(text)]
         parts = [self._encode(text[begin:end], split_special_tokens=True) for begin, end in pairwise(edges)]
         return _joined(parts, edges[:-1])
@@ -225,8 +218,7 @@ def load_model_tokenizer(
     source: Mapping[str, Any] = MappingProxyType({"trust_remote_code": False}),
     template_arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModelTokenizer:
-    """The tokenizer of a model, by hub name, folder or GGUF file; ModelError if there is none or it cannot be loaded.
-    `source` are arguments of `from_pretrained`, `template_arguments` those of the chat template."""
+    """Load a model's tokenizer by hub name, folder or GGUF file; `source` are arguments of `from_pretrained`."""
     check_source(name, source)
     if is_gguf(name):
         from ralm.lm.local.gguf_tokenizer import load_gguf_tokenizer
@@ -244,7 +236,7 @@ def load_model_tokenizer(
 
 
 def _joined(parts: Sequence[tuple[IntArray, IntArray]], begins: Sequence[int]) -> tuple[IntArray, IntArray]:
-    """The ids and spans of a text from those of its parts, which begin at these characters."""
+    """Return the ids and spans of a text from those of its parts, which begin at these characters."""
     spans_N2 = [spans + begin for (_, spans), begin in zip(parts, begins, strict=True)]
     return np.concatenate([ids for ids, _ in parts]), np.concatenate(spans_N2, dtype=np.int64)
 
@@ -259,7 +251,7 @@ def _check_characters(text: str) -> None:
 
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of everything that decides how text is encoded and ids are decoded, and of an encoded sample."""
+    """Return a hash of everything that decides how text is encoded and ids are decoded, and of an encoded sample."""
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_truncation()  # without those of the last text
         tokenizer.backend_tokenizer.no_padding()
@@ -273,7 +265,7 @@ def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _files(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The class of a slow (Python) tokenizer, its added tokens, and hashes of the files it would save."""
+    """Return the class of a slow (Python) tokenizer, its added tokens, and hashes of the files it would save."""
     added = [f"{number} {token!r}" for number, token in sorted(tokenizer.added_tokens_decoder.items())]
     with scratch_folder() as folder:
         files = sorted(Path(file) for file in tokenizer.save_vocabulary(str(folder)) or ())

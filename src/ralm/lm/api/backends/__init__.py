@@ -33,8 +33,7 @@ _GUESSED: Final = -1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
-    """How a server is asked: by this backend, for so many likely tokens (0: text only), with prompts as token ids or
-    text, before which the server puts a BOS, `begin`."""
+    """How a server is asked: backend, number of likely tokens (0: text only), as ids or text, the BOS that it adds."""
 
     backend: str
     top_logprobs: int = 0
@@ -42,7 +41,7 @@ class BackendConfig:
     begin: int | None = None
 
     def describe(self) -> str:
-        """The backend in words, as `ralm probe` prints it."""
+        """Return the backend in words, as `ralm probe` prints it."""
         either = self.backend in ("completions", "echo", "bias")
         return f"{self.backend} of {'token ids' if self.as_ids else 'text'}" if either else self.backend
 
@@ -62,7 +61,7 @@ _TIERS: Final = (
 
 @dataclass(frozen=True)
 class Backend(ABC):
-    """Asks a server for the most likely tokens of `model`; `names` finds their ids.
+    """A way to ask a server for the most likely tokens of `model`; `names` finds their ids.
 
     The class variables declare what a server returns:
 
@@ -113,12 +112,11 @@ class Backend(ABC):
         return _TIERS[0 if self.is_exact else 1 if self.top_logprobs else 2]
 
     def encode(self, tokens: IntArray) -> JsonValue:
-        """These tokens as the prompt of a request. Raises ServerError if the server would add a BOS that they lack."""
+        """Return these tokens as the prompt of a request; ServerError if the server would add a BOS that they lack."""
         return tokens.tolist() if self.config.as_ids else self.tokenizer.decode(self._without_bos(tokens))
 
     def keeps_tokens(self, text: IntArray) -> bool:
-        """Whether the server reads exactly these tokens: it may split a text into others, and rejects an empty one. A
-        message is its text, however the server splits it."""
+        """Return whether the server reads exactly these tokens, or a message, whose text alone counts."""
         if self.config.as_ids or not self.continues_own_text:
             return True
         sent = self._without_bos(text)
@@ -135,65 +133,64 @@ class Backend(ABC):
 
     @abstractmethod
     def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """The request for at most `max_tokens` greedy tokens after a text."""
+        """Return the request for at most `max_tokens` greedy tokens after a text."""
 
     @abstractmethod
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
-        """The predictions of the generated tokens; the last is `END_PREDICTION` if the text ended without a token."""
+        """Return the predictions of the generated tokens, and `END_PREDICTION` if the text ended without a token."""
 
     def first_generated(self, answer: JsonObject) -> Prediction:
-        """The prediction of the first generated token, also if its id is not known; `END_PREDICTION` if none was."""
+        """Return the prediction of the first generated token, even without a known id; `END_PREDICTION` if none was."""
         return next(iter(self.generated(answer, 1)), END_PREDICTION)
 
     def generated_text(self, answer: JsonObject) -> str:
-        """The generated text."""
+        """Return the generated text."""
         return str(answer_field(answer, *self.text_path) or "")
 
     def prompt_token_count(self, answer: JsonObject) -> int | None:
-        """The number of tokens that the server read, if it reports it."""
+        """Return the number of tokens that the server read, if it reports it."""
         count: Any = answer
         for step in self.count_path:
             count = count.get(step) if isinstance(count, Mapping) else None
         return count if isinstance(count, int) else None
 
     def prompt_request(self, tokens: IntArray) -> ApiRequest:
-        """The request for the log-probabilities of the tokens of a prompt."""
+        """Return the request for the log-probabilities of the tokens of a prompt."""
         raise NotImplementedError(self.name)
 
     def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        """The predictions of the tokens of a prompt from `begin` on, and of the next token if the server returns it."""
+        """Return the predictions of a prompt's tokens from `begin` on, and of the next one if the server returns it."""
         raise NotImplementedError(self.name)
 
     def scoring_request(self, tokens: IntArray) -> ApiRequest:
-        """The request for the log-probabilities of the prompt's own tokens, with as few others as possible."""
+        """Return the request for the log-probabilities of the prompt's own tokens, with as few others as possible."""
         return self.prompt_request(tokens)
 
     def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
-        """The log-probabilities of the tokens at these positions, which ascend."""
+        """Return the log-probabilities of the tokens at these positions, which ascend."""
         begin = int(positions[0])
         predictions = self.prompt_predictions(answer, tokens, begin)
         return [predictions[position - begin].log_prob for position in positions.tolist()]
 
     def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
-        """The request for the log-probabilities of at most `max_chosen` tokens after a text."""
+        """Return the request for the log-probabilities of at most `max_chosen` tokens after a text."""
         raise NotImplementedError(self.name)
 
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """The log-probabilities of the chosen tokens; NaN if the server returns none."""
+        """Return the log-probabilities of the chosen tokens; NaN if the server returns none."""
         raise NotImplementedError(self.name)
 
     def log_prob(self, value: object) -> float:
-        """A log-probability in an answer; ServerError if it is not one."""
+        """Return a log-probability in an answer; ServerError if it is not one."""
         return parse_log_prob(value, self.server)
 
     def prediction(self, token: int | None, value: object, listed: Iterable[tuple[int | None, object]]) -> Prediction:
-        """As `build_prediction`, of log-probabilities in an answer."""
+        """Return what `build_prediction` makes of log-probabilities in an answer."""
         pairs = [(number, self.log_prob(other)) for number, other in listed]
         return build_prediction(token, self.log_prob(value), pairs, self.top_logprobs)
 
     def generation(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """As `generation_request`, answered with predictions; nothing bounds those that are not listed if the server
-        read other tokens."""
+        """Return `generation_request` answered with predictions, without bounds if the server read other tokens."""
 
         def parse(answer: JsonObject) -> list[Prediction]:
             predictions = self.generated(answer, max_tokens)
@@ -203,8 +200,7 @@ class Backend(ABC):
         return self.generation_request(text, max_tokens).parsed(parse, lambda: [self._guess()] * max_tokens)
 
     def next_token(self, text: IntArray) -> ApiRequest:
-        """As `generation_request` for one token, answered with its prediction; nothing is known if the server reads
-        other tokens."""
+        """Return the request for one token, answered with its prediction; none if the server reads other tokens."""
 
         def parse(answer: JsonObject) -> Prediction:
             first = self.first_generated(answer)  # a chat template adds tokens
@@ -213,29 +209,28 @@ class Backend(ABC):
         return self.generation_request(text, 1).parsed(parse, self._guess)
 
     def reading(self, tokens: IntArray, begin: int) -> ApiRequest:
-        """As `prompt_request`, answered with `prompt_predictions`."""
+        """Return `prompt_request`, answered with `prompt_predictions`."""
         parse = partial(self.prompt_predictions, tokens=tokens, begin=begin)
         return self.prompt_request(tokens).parsed(parse, lambda: [*map(self._guess, [*tokens[begin:].tolist(), None])])
 
     def scoring(self, tokens: IntArray, positions: IntArray) -> ApiRequest:
-        """As `scoring_request`, answered with `scored_log_probs`."""
+        """Return `scoring_request`, answered with `scored_log_probs`."""
         parse = partial(self.scored_log_probs, tokens=tokens, positions=positions)
         return self.scoring_request(tokens).parsed(parse, lambda: [_GUESSED] * len(positions))
 
     def choice(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
-        """As `choice_request`, answered with `chosen_log_probs`; if the server takes none, a scored prompt that ends in
-        the only token."""
+        """Return `choice_request`, or a scored prompt that ends in the only token, answered with log-probabilities."""
         if not self.max_chosen:
             return self.scoring(np.append(text, tokens), np.array([len(text)]))
         parse = partial(self.chosen_log_probs, tokens=tokens)
         return self.choice_request(text, tokens).parsed(parse, lambda: [_GUESSED] * len(tokens))
 
     def _reads(self, text: IntArray, answer: JsonObject) -> bool:
-        """Whether the server read these tokens, as far as it reports it."""
+        """Return whether the server read these tokens, as far as it reports it."""
         return self.keeps_tokens(text) and self.prompt_token_count(answer) in (None, len(text))
 
     def _guess(self, token: int | None = None) -> Prediction:
-        """The prediction of a token in a dry run."""
+        """Return the prediction of a token in a dry run."""
         return lone_prediction(int(self.tokenizer.encode("a")[-1]) if token is None else token, _GUESSED, _GUESSED)
 
 
@@ -259,8 +254,8 @@ class ServerInfo:
     @property
     def length(self) -> int | None:
         """The maximum number of tokens that the model reads, if the server reports it."""
-        found = [*(self.fields.get(name) for name in LENGTHS), self.meta.get("n_ctx")]
-        return next((length for length in found if isinstance(length, int) and length > 0), None)
+        lengths = [*(self.fields.get(name) for name in LENGTHS), self.meta.get("n_ctx")]
+        return next((length for length in lengths if isinstance(length, int) and length > 0), None)
 
     @property
     def weights(self) -> JsonObject:
@@ -278,9 +273,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a server can do with the best backend that works; `ruled_out` are better ones, with the reasons. `greedy`
-    are the tokens after the probe's text, which distinguish models. `identity` is a hash of all that answers depend
-    on."""
+    """What a server can do with its best backend; `greedy` tokens tell models apart, `ruled_out` are better ones."""
 
     config: BackendConfig
     max_length: int | None

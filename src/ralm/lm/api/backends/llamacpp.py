@@ -29,30 +29,30 @@ class _Completion(Backend):
     max_chosen = 1
 
     def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """Greedy tokens with `n_probs`. For one token the bias ensures that the server lists the most likely ones."""
+        """Return the request, for one token with a bias, so that the server lists the most likely ones."""
         if max_tokens == 1:
             return _request(text, 1, n_probs=self.top_logprobs, logit_bias=[[self._ordinary, _BIAS]])
         return _request(text, max_tokens, n_probs=self.top_logprobs, return_tokens=True)
 
     @parsing
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
-        """One prediction for each generated token, up to one that ends inside a character."""
+        """Return one prediction for each generated token, up to one that ends inside a character."""
         if max_tokens == 1:
             row = answer_field(answer, "completion_probabilities", 0)
             first = answer_field(row, "top_logprobs", 0)  # the greedy token, which the bias replaced
             return [self._prediction(first, row)]
         rows: Any = answer.get("completion_probabilities") or []
         tokens = answer_field(answer, "tokens")
-        found: list[Prediction] = []
+        predictions: list[Prediction] = []
         for token, row in zip(tokens, rows, strict=False):
             if answer_field(row, "id") != token:
-                return found
-            found.append(self._prediction(row, row))
+                return predictions
+            predictions.append(self._prediction(row, row))
         ended = answer.get("stop_type") == "eos" and len(rows) == len(tokens)
-        return [*found, END_PREDICTION] if ended and len(found) < max_tokens else found
+        return [*predictions, END_PREDICTION] if ended and len(predictions) < max_tokens else predictions
 
     def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
-        """One token, which a bias makes the greedy one; the whole vocabulary if the token ends inside a character."""
+        """Return the request for a token that a bias makes greedy, or for all if it ends inside a character."""
         [token] = tokens
         if self._is_part(token):
             return _request(text, 1, n_probs=self.names.size, logit_bias=[[self._ordinary, _BIAS]])
@@ -63,10 +63,10 @@ class _Completion(Backend):
         [token] = tokens
         row = answer_field(answer, "completion_probabilities", 0)
         rows = answer_field(row, "top_logprobs") if self._is_part(token) else [row]
-        found = next((one for one in rows if answer_field(one, "id") == token), None)
-        if found is None:
+        entry = next((listed for listed in rows if answer_field(listed, "id") == token), None)
+        if entry is None:
             raise unexpected(f"the server returns token {row['id']} where {token} was chosen: it ignores `logit_bias`")
-        return [self.log_prob(answer_field(found, "logprob"))]
+        return [self.log_prob(answer_field(entry, "logprob"))]
 
     @property
     def _ordinary(self) -> int:
@@ -74,7 +74,7 @@ class _Completion(Backend):
         return int(self.tokenizer.encode("a")[-1])
 
     def _is_part(self, token: int) -> bool:
-        """Whether a token ends inside a character."""
+        """Return whether a token ends inside a character."""
         return "\N{REPLACEMENT CHARACTER}" in self.tokenizer.decode(np.array([token], dtype=np.int64))
 
     def _prediction(self, token: Mapping[str, Any], row: Mapping[str, Any]) -> Prediction:

@@ -30,15 +30,14 @@ _Row: TypeAlias = tuple[object, object, Sequence[tuple[str, object]]]
 
 
 class Completions(Backend):
-    """/completions with the most likely tokens; if it is `text_only`, the server's text is tokenized again. Servers
-    that take token ids name parts of characters, and so do chats; llama-cpp-python leaves them out of names."""
+    """/completions with the most likely tokens; if it is `text_only`, the server's text is tokenized again."""
 
     name = "completions"
     text_path: ClassVar[tuple[str | int, ...]] = ("choices", 0, "text")
     count_path: ClassVar[tuple[str, ...]] = ("usage", "prompt_tokens")
 
     def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """Greedy tokens, and the most likely ones if the server lists them."""
+        """Return the request for greedy tokens, and the most likely ones if the server lists them."""
         listed: dict[str, JsonValue] = {"logprobs": self.top_logprobs}
         if not self.continues_own_text:
             listed = {"logprobs": True, "top_logprobs": self.top_logprobs}
@@ -46,19 +45,19 @@ class Completions(Backend):
 
     @parsing
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
-        """One prediction for each generated token; without log-probabilities if the server returns only text."""
+        """Return one prediction for each generated token; without log-probabilities if the server returns only text."""
         choice = answer_field(answer, "choices", 0)
         reason = choice.get("finish_reason")
         if self.text_only:
-            found = [lone_prediction(int(token)) for token in self._continuation(self.generated_text(answer))]
-            found, ended = found[:max_tokens], reason != "length"
+            predictions = [lone_prediction(int(token)) for token in self._continuation(self.generated_text(answer))]
+            predictions, ended = predictions[:max_tokens], reason != "length"
         else:
-            found, ended = self._predictions(choice, ()), reason == "stop"
-        return [*found, END_PREDICTION] if ended and len(found) < max_tokens else found
+            predictions, ended = self._predictions(choice, ()), reason == "stop"
+        return [*predictions, END_PREDICTION] if ended and len(predictions) < max_tokens else predictions
 
     @parsing
     def first_generated(self, answer: JsonObject) -> Prediction:
-        """The prediction of the first token, also if its name is ambiguous."""
+        """Return the prediction of the first token, also if its name is ambiguous."""
         rows = self._rows(answer_field(answer, "choices", 0))
         return self._prediction(*rows[0], None) if rows else END_PREDICTION
 
@@ -73,7 +72,7 @@ class Completions(Backend):
         return ApiRequest("/completions", body, len(tokens), max_tokens)
 
     def _predictions(self, choice: Mapping[str, Any], prompt: Sequence[int] | IntArray) -> list[Prediction]:
-        """The predictions in `logprobs`, up to an ambiguous name after the `prompt`; ServerError if none is left."""
+        """Return the predictions in `logprobs`, up to an ambiguous name after the `prompt`; ServerError if none."""
         rows = self._rows(choice)
         nameless = [place for place in range(len(prompt), len(rows)) if self.names.id_of(str(rows[place][0])) is None]
         if nameless[:1] == [0]:
@@ -82,17 +81,18 @@ class Completions(Backend):
                 "none: its tokenizer is another one, or this API does not fit it"
             )
         end = next(iter(nameless), len(rows))
-        known = [int(token) for token in prompt] + [None] * (end - len(prompt))
-        return [self._prediction(*row, token) for row, token in zip(rows[:end], known, strict=True)]
+        ids = [int(token) for token in prompt] + [None] * (end - len(prompt))
+        return [self._prediction(*row, token) for row, token in zip(rows[:end], ids, strict=True)]
 
     def _rows(self, choice: Mapping[str, Any]) -> Sequence[_Row]:
-        """The rows of `logprobs`, in the format of completions or of chats; without a first row of null."""
+        """Return the rows of `logprobs`, in the format of completions or of chats; without a first row of null."""
         logprobs = answer_field(choice, "logprobs")
         if logprobs is None:
             raise unexpected("the server returns no log-probabilities")
         if "content" in logprobs:
             rows = [
-                (one.get("token"), one.get("logprob"), _pairs(one.get("top_logprobs"))) for one in logprobs["content"]
+                (entry.get("token"), entry.get("logprob"), _pairs(entry.get("top_logprobs")))
+                for entry in logprobs["content"]
             ]
         else:
             values = answer_field(logprobs, "token_logprobs")
@@ -101,20 +101,22 @@ class Completions(Backend):
         return rows[1:] if rows and rows[0][1] is None else rows
 
     def _prediction(
-        self, name: object, value: object, listed: Sequence[tuple[str, object]], known: int | None
+        self, name: object, value: object, listed: Sequence[tuple[str, object]], expected: int | None
     ) -> Prediction:
-        found = self.names.id_of(str(name))
-        token = found if known is None else known
-        if found not in (None, token):
+        number = self.names.id_of(str(name))
+        token = number if expected is None else expected
+        if number not in (None, token):
             raise unexpected(
                 f"the server reads {name!r} where a prompt has token {token}: it splits the text into other tokens"
             )
+        # servers that take ids name parts of characters, as chats do; llama-cpp-python leaves them out of names
         names_parts = self.config.as_ids or not self.continues_own_text
         whole = self.names.id_of if names_parts else self.names.unambiguous_id
-        return self.prediction(token, value, [(found if one == name else whole(one), other) for one, other in listed])
+        ids = [(number if text == name else whole(text), other) for text, other in listed]
+        return self.prediction(token, value, ids)
 
     def _continuation(self, text: str) -> IntArray:
-        """The tokens of a text that continues another one; alone, some tokenizers would put a space before it."""
+        """Return the tokens of a text that continues another, since some tokenizers put a space before a first one."""
         line, whole = self.tokenizer.encode("\n"), self.tokenizer.encode("\n" + text)
         return whole[len(line) :] if np.array_equal(whole[: len(line)], line) else self.tokenizer.encode(text)
 
@@ -153,7 +155,7 @@ class _BiasedCompletions(Completions):
 
     @parsing
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """The log-probability of the generated token; NaN for the end of a text, for which the server returns none."""
+        """Return the log-probability of the generated token; NaN for the end of a text, for which there is none."""
         choice = answer_field(answer, "choices", 0)
         if choice.get("finish_reason") == "stop" and not self._rows(choice):
             return [np.nan]
@@ -220,9 +222,9 @@ NEWER_CHATS: Final[Mapping[type[Backend], type[_ChatCompletions]]] = {
 
 
 def _pairs(top: object) -> list[tuple[str, object]]:
-    """The names and log-probabilities of the most likely tokens at one position."""
+    """Return the names and log-probabilities of the most likely tokens at one position."""
     if isinstance(top, Mapping):
         return [(str(name), value) for name, value in top.items()]
     if isinstance(top, Sequence):
-        return [(str(answer_field(one, "token")), answer_field(one, "logprob")) for one in top]
+        return [(str(answer_field(entry, "token")), answer_field(entry, "logprob")) for entry in top]
     return []

@@ -24,7 +24,7 @@ class _Generate(Backend):
 
     @parsing
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:  # noqa: ARG002
-        """One prediction for each generated token, the end of the text included."""
+        """Return one prediction for each generated token, the end of the text included."""
         return self._predictions(answer, "output", 0)
 
     def prompt_request(self, tokens: IntArray) -> ApiRequest:
@@ -54,13 +54,13 @@ class _Generate(Backend):
         return [self.log_prob(answer_field(values, token)) for token in tokens]
 
     def _predictions(self, answer: JsonObject, where: str, first: int) -> list[Prediction]:
-        """The predictions of the prompt (`input`) or the generated tokens (`output`), from the token `first` on."""
-        own = answer_field(answer, "meta_info", f"{where}_token_logprobs")
+        """Return the predictions of the prompt (`input`) or the generated tokens (`output`), from `first` on."""
+        rows = answer_field(answer, "meta_info", f"{where}_token_logprobs")
         top = answer_field(answer, "meta_info", f"{where}_top_logprobs")
-        expect_length(top, len(own), "tokens")
+        expect_length(top, len(rows), "tokens")
         return [
             self.prediction(int(token), value, [(int(number), other) for other, number, *_ in listed or []])
-            for (value, token, *_), listed in zip(own[first:], top[first:], strict=True)
+            for (value, token, *_), listed in zip(rows[first:], top[first:], strict=True)
         ]
 
 
@@ -71,7 +71,7 @@ def _request(text: IntArray, max_tokens: int, **more: JsonValue) -> ApiRequest:
 
 
 def _prompt_rows(answer: JsonObject, tokens: IntArray) -> Sequence[Sequence[Any]]:
-    """The row of each token of a prompt: a log-probability, an id and more. Raises ServerError for other tokens."""
+    """Return a log-probability, an id and more for each token of a prompt; ServerError for other tokens."""
     rows: Sequence[Sequence[Any]] = answer_field(answer, "meta_info", "input_token_logprobs")
     expect_length(rows, len(tokens), "tokens of a prompt")
     if [token for _, token, *_ in rows] != tokens.tolist():

@@ -18,7 +18,7 @@ class _VllmCompletions(openai.Completions):
     max_chosen = 128
 
     def prompt_request(self, tokens: IntArray) -> ApiRequest:
-        """The prompt with `prompt_logprobs`; vLLM generates at least one token."""
+        """Return the prompt with `prompt_logprobs`; vLLM generates at least one token."""
         return self._request(tokens, 1, {"logprobs": self.top_logprobs, "prompt_logprobs": self.top_logprobs})
 
     @parsing
@@ -35,14 +35,14 @@ class _VllmCompletions(openai.Completions):
         return prompt + self._predictions(answer_field(answer, "choices", 0), ())
 
     def scoring_request(self, tokens: IntArray) -> ApiRequest:
-        """The prompt without the most likely tokens, which would take most of the time to parse."""
+        """Return the prompt without the most likely tokens, which would take most of the time to parse."""
         return self._request(tokens, 1, {"prompt_logprobs": 0})
 
     @parsing
     def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
         _, log_probs = _prompt_log_probs(answer, tokens)
-        found: list[float] = log_probs[positions - 1].tolist()
-        return found
+        scored: list[float] = log_probs[positions - 1].tolist()
+        return scored
 
     def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
         return self._request(text, 1, {"logprobs": 0, "logprob_token_ids": [*tokens]})
