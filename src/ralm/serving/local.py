@@ -21,9 +21,9 @@ from ralm.serving.state import ModelService, Served, choice_error
 
 _ROUTER: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
 _BLOCK_FIGURES: Final = {
-    "found": "Tokens of prompts whose keys and values were kept.",
-    "read": "Tokens of prompts that were read.",
-    "held": "Bytes of keys and values that are held.",
+    "found": ("reused", "Tokens of prompts whose keys and values were kept."),
+    "read": ("read", "Tokens of prompts that were read."),
+    "held": ("kept_bytes", "Bytes of keys and values that are held."),
 }
 _BATCH_FIGURES: Final = {
     "steps": "Steps in which texts were read together.",
@@ -51,8 +51,8 @@ class LocalService(ModelService):
         for name, description in _BATCH_FIGURES.items():
             self.metrics.watch(f"batch_{name}", description, partial(getattr, self.model.batcher, name))
         if (blocks := getattr(model, "blocks", None)) is not None:
-            for name, description in _BLOCK_FIGURES.items():
-                self.metrics.watch(f"passage_cache_{name}", description, partial(getattr, blocks, name))
+            for name, (figure, description) in _BLOCK_FIGURES.items():
+                self.metrics.watch(f"passage_cache_{name}", description, partial(getattr, blocks, figure))
         self.reads({})  # fail at startup if a retriever cannot be opened
 
     @property
