@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 import ralm as library
-from ralm.answering import run
 from ralm.answering.evaluation import evaluate_questions
 from ralm.answering.metrics import answer_spans, dpr_tokens, has_answer
 from ralm.answering.options import AnswerOptions
@@ -70,7 +69,7 @@ def test_a_killed_sweep_resumes_and_its_folder_has_runs_table_and_plot(
 ) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(run, "write_sweep", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr("ralm.runs.sweep.write_sweep", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         sweep_answers("documents", points(0, 1, 3), model, out=out)
 
     class Silent:

@@ -138,7 +138,7 @@ def test_a_given_text_has_the_sources_of_the_same_answer(model: WritingModel, so
     options = AnswerOptions(new_tokens=3)
     answerer = Answerer(model, PROMPT, source, parts=Parts(reader=Concatenation(documents=2)), options=options)
     [answer] = answerer.answers(QUESTIONS[1:2])
-    again = answerer.given(QUESTIONS[1], answer.answer.text)
+    again = answerer.trace(QUESTIONS[1], answer.answer.text)
     np.testing.assert_allclose(again.text.log_probs_T, answer.text.log_probs_T, atol=1e-3)
     assert [one.known for one in again.sources] == [one.known for one in answer.sources]
 
@@ -147,7 +147,7 @@ def test_words_of_the_instruction_credit_nobody(model: WritingModel, source: Fro
     prompt = open_prompt("in-context-ralm")
     answerer = Answerer(model, prompt, source, parts=Parts(reader=Concatenation(documents=2)))
     for copied in ("Based on these texts, answer these questions:", QUESTIONS[0]):
-        answer = answerer.given(QUESTIONS[0], copied)
+        answer = answerer.trace(QUESTIONS[0], copied)
         assert {one.known for one in answer.sources} == {"retrieved"}, copied
         assert len(answer.answer.tokens) > 3
 

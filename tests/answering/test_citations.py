@@ -77,8 +77,8 @@ def test_a_passage_that_gives_nothing_alone_is_not_credited() -> None:
 
 def test_words_of_the_prompt_itself_credit_nobody() -> None:
     texts = ["Use", " this", " text", ":", " Paris"]
-    assert citations(traced(texts, [9, 9, 9, 0, 2]), own="Use this text now.") == {}
-    assert citations(traced(texts, [9, 9, 9, 0, 4]), own="Use this text now.") == {0: [(15, 20)]}
+    assert citations(traced(texts, [9, 9, 9, 0, 2]), prompt="Use this text now.") == {}
+    assert citations(traced(texts, [9, 9, 9, 0, 4]), prompt="Use this text now.") == {0: [(15, 20)]}
     assert citations(traced(["Yes", " [", "1", "]"], [1, 3, 3, 3])) == {}, "nor does a number that cites"
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ralm.answering import questions
 from ralm.answering.multiple_choice import CATEGORIES, category_of
 from ralm.answering.options import QuestionFields
 from ralm.answering.questions import (
@@ -175,7 +174,7 @@ def test_json_is_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         looked.append(text)
         return False
 
-    monkeypatch.setattr(questions, "has_surrogates", looking)
+    monkeypatch.setattr("ralm.corpus.formats.json_records.has_surrogates", looking)
     rows = [{"question": f"q{number}", "answers": ["a"]} for number in range(30)]
     assert len(read_questions(written(tmp_path, "a.json", rows))) == 30
     assert len(looked) == 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from ralm.answering.metrics import dpr_tokens
-from ralm.answering.quotes import cited_numbers, own_spans, quotes
+from ralm.answering.quotes import cited_numbers, copied_spans, quotes
 
 PASSAGE = (
     "Marie Curie was born in Warsaw in 1867. She discovered polonium and radium with Pierre Curie. "
@@ -160,7 +160,7 @@ def test_what_holds_of_any_quotes(answer: str, passage: str, own: str) -> None:
     for span, text in [(one.answer, answer) for one in found] + [(one.passage, passage) for one in found]:
         assert 0 <= span[0] < span[1] <= len(text)
     assert all(one.answer[1] <= other.answer[0] for one, other in pairwise(found))
-    assert all(answer[slice(*one)].strip() for one in own_spans(answer, own))
+    assert all(answer[slice(*one)].strip() for one in copied_spans(answer, own))
     assert quotes(answer, passage, answer) == [], "words of the prompt itself are no quote"
     spans = [span for spans in cited_numbers(answer, 9).values() for span in spans]
     assert all(0 <= begin < end <= len(answer) for begin, end in spans)

@@ -205,7 +205,7 @@ def test_questions_are_asked_as_ralm_ask_does(tmp_path: Path, model: WritingMode
     measured = Meter(index.passages, documents, index.bm25, Scorer(model)).measure(unit)
     asked, source = open_prompt(prompt), FromRetriever(index.bm25, index.passages)
     answerers = [Answerer(model, asked, each, options=AnswerOptions(new_tokens=10)) for each in (source, None)]
-    answers = [each.given(question.text, asked.format_answer("city1")).answer for each in answerers]
+    answers = [each.trace(question.text, asked.format_answer("city1")).answer for each in answerers]
     assert measured.gain == pytest.approx(answers[0].log_prob - answers[1].log_prob, abs=1e-3)
     assert measured.tokens == len(answers[0].tokens) > 1
 

@@ -21,9 +21,8 @@ from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer, SharedCache, groups_that_fit
 from ralm.protocols import LanguageModel, WritingModel, traits_of
-from ralm.reading.generate import Decoder, pieces_of
+from ralm.reading import generate, rows
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, passage_shares
-from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions, Sampling
 from ralm.records import Readings
 from ralm.storage.store import Store
@@ -46,7 +45,7 @@ class Answer:
 
     @classmethod
     def of(cls, pieces: Sequence[GeneratedText]) -> "Answer":
-        """The answer that consists of these pieces."""
+        """Return the answer that consists of these pieces."""
         tokens = [token for piece in pieces for token in piece.tokens]
         return cls("".join(piece.text for piece in pieces), pieces, passage_shares(tokens))
 
@@ -73,9 +72,7 @@ def answer_all(
     store: Store | None = None,
     prompt: QuestionPrompt | None = None,
 ) -> Iterator[AnsweredInput]:
-    """Yield the answer to each question with its number, as soon as it is known; with a `prompt` also the result of
-    `gold_log_probs`, for which a prompt is not read again. Some questions are answered together, and no answer depends
-    on the others. A model whose copies are on other machines has `answer_remotely`."""
+    """Yield each answer with its question's number, and with a `prompt` the result of `gold_log_probs`."""
     options = options or AnswerOptions()
     remotely = getattr(model, "answer_remotely", None)
     if remotely is not None:
@@ -83,22 +80,21 @@ def answer_all(
         return
     writer = _AnswerWriter(model, options, store)
     for group in groups_of(inputs, model, options.new_tokens):
-        some = [inputs[number] for number in group]
-        golds: list[GoldScore | None] = [None] * len(some)
+        asked = [inputs[number] for number in group]
+        golds: list[GoldScore | None] = [None] * len(asked)
         if prompt is not None:
-            golds = gold_log_probs(some, prompt, writer.scorer, options.max_length)
-        yield from zip(group, writer.answers(some), golds, strict=True)
+            golds = gold_log_probs(asked, prompt, writer.scorer, options.max_length)
+        yield from zip(group, writer.answers(asked), golds, strict=True)
 
 
 def groups_of(inputs: Sequence[QuestionInput], model: LanguageModel, new_tokens: int) -> Iterator[range]:
-    """Yield the numbers of questions, in order, that are answered together: those whose answers the model's memory
-    holds."""
+    """Yield the numbers of questions that are answered together: those whose answers the model's memory holds."""
     lengths = [[len(prompt.tokens) + new_tokens for prompt in question.prompts] for question in inputs]
     return groups_that_fit(lengths, traits_of(model).tokens_at_once)
 
 
 def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
-    """The maximum length of a prompt in tokens; UsageError if the model cannot read `max_length`, or no prompt fits."""
+    """Return the maximum tokens of a prompt; UsageError if the model cannot read `max_length`, or none fits."""
     length = model.max_length if options.max_length is None else options.max_length
     check_length(model, length)
     if length <= options.new_tokens:
@@ -109,9 +105,7 @@ def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
 
 
 class AnswerStreams(Generic[_Sourced]):
-    """Answers to one question, one for each seed, drawn together from the average over its prompts, as one iterates
-    over their numbers and pieces; a piece comes as soon as it cannot belong to a stop string. `passages` are those of
-    the prompts, which have `prompt_tokens`; `source` finds what passages gave to an answer."""
+    """Numbers and next pieces of answers, one for each seed; no piece holds a part of a stop string."""
 
     def __init__(
         self,
@@ -132,7 +126,7 @@ class AnswerStreams(Generic[_Sourced]):
             decoder.add(state)
         self._texts = [StoppedText(question.prompts[0].tokens, model.tokenizer, options.stop) for _ in seeds]
         self._written: list[list[GeneratedText]] = [[] for _ in seeds]
-        self._pieces = pieces_of(decoder, self._texts)
+        self._pieces = generate.pieces_of(decoder, self._texts)
 
     def __iter__(self) -> Iterator[tuple[int, GeneratedText]]:
         for number, piece in self._pieces:
@@ -153,8 +147,6 @@ class AnswerStreams(Generic[_Sourced]):
 
 
 class _AnswerWriter:
-    """Writes answers after prompts, and reads answers that were written before from a store."""
-
     def __init__(self, model: WritingModel, options: AnswerOptions, store: Store | None) -> None:
         self.cache = SharedCache(model)
         self.scorer = Scorer(model, store, progress=False, cache=self.cache)
@@ -165,29 +157,28 @@ class _AnswerWriter:
     def answers(self, inputs: Sequence[QuestionInput]) -> list[Answer]:
         """Return the answer to each question: one text after all its prompts, or the best of one text each."""
         if self._options.join == "tokens":
-            written = iter(self._continuations([one for one in inputs if one.prompts]))
-            return [next(written) if one.prompts else Answer("", [], {}) for one in inputs]
-        alone = [QuestionInput(one.question, Readings.single(prompt)) for one in inputs for prompt in one.prompts]
+            written = iter(self._continuations([asked for asked in inputs if asked.prompts]))
+            return [next(written) if asked.prompts else Answer("", [], {}) for asked in inputs]
+        alone = [QuestionInput(asked.question, Readings.single(prompt)) for asked in inputs for prompt in asked.prompts]
         written = iter(self._continuations(alone))
         return [
             _most_voted(
-                [next(written) for _ in one.prompts], evidence.weighed(one.prompts) if evidence else one.prompts
+                [next(written) for _ in asked.prompts], evidence.weighed(asked.prompts) if evidence else asked.prompts
             )
-            for one, evidence in zip(inputs, evidence_before_answers(inputs, self.scorer), strict=True)
+            for asked, evidence in zip(inputs, evidence_before_answers(inputs, self.scorer), strict=True)
         ]
 
     def _continuations(self, inputs: Sequence[QuestionInput]) -> list[Answer]:
-        """The answer after the prompts of each input."""
-        keys = [_key(one, self._options) for one in inputs]
+        keys = [_key(asked, self._options) for asked in inputs]
         new = dict(zip(keys, inputs, strict=True))
         stored = {} if self._store is None else self._store.get(map(self._store_key, new))
-        known = {key: stored[store_key] for key in new if (store_key := self._store_key(key)) in stored}
-        new = {key: one for key, one in new.items() if key not in known}
+        written = {key: stored[store_key] for key in new if (store_key := self._store_key(key)) in stored}
+        new = {key: asked for key, asked in new.items() if key not in written}
         for key, drawn in zip(new, self._drawn(new) if new else [], strict=True):
-            known[key] = drawn
+            written[key] = drawn
             if self._store is not None:
                 self._store.put([(self._store_key(key), drawn)])
-        return [self._answer(one.prompts, known[key]) for key, one in zip(keys, inputs, strict=True)]
+        return [self._answer(asked.prompts, written[key]) for key, asked in zip(keys, inputs, strict=True)]
 
     def _store_key(self, key: bytes) -> bytes:
         """Return the key of an answer in the store, which depends on where the answer ends, too."""
@@ -198,7 +189,7 @@ class _AnswerWriter:
         """Return the tokens after the prompts of each input, as rows of `_token_type`; its key seeds the draws."""
         decoder = _decoder(self._model, self._options, self.cache)
         numbers = [decoder.add(state) for state in _states([*inputs.values()], inputs, self.scorer)]
-        written = dict(zip(numbers, (self._text_after(one.prompts) for one in inputs.values()), strict=True))
+        written = dict(zip(numbers, (self._text_after(asked.prompts) for asked in inputs.values()), strict=True))
         rows: dict[int, list[tuple[Any, ...]]] = {number: [] for number in numbers}
         while decoder.unfinished:
             for number, token in decoder.step():
@@ -207,17 +198,16 @@ class _AnswerWriter:
                 written[number].add(token)
                 if written[number].found:
                     decoder.end(number)
-        types = (_token_type(len(one.prompts)) for one in inputs.values())
+        types = (_token_type(len(asked.prompts)) for asked in inputs.values())
         return (np.array(each, dtype=kind).tobytes() for each, kind in zip(rows.values(), types, strict=True))
 
     def _answer(self, prompts: Readings, drawn: bytes) -> Answer:
-        """Return the answer that consists of these rows of `_token_type`."""
         passages_K, text = prompts.passages_K, self._text_after(prompts)
-        found: list[GeneratedText] = []
+        pieces: list[GeneratedText] = []
         for row in np.frombuffer(drawn, _token_type(len(prompts))):
             token, log_prob, bound_width, certified, shares_K = row.item()
-            found += text.add(GeneratedToken(token, log_prob, passages_K, shares_K, bound_width, certified))
-        return Answer.of([*found, *text.rest()])
+            pieces += text.add(GeneratedToken(token, log_prob, passages_K, shares_K, bound_width, certified))
+        return Answer.of([*pieces, *text.rest()])
 
     def _text_after(self, prompts: Readings) -> StoppedText:
         return StoppedText(prompts[0].tokens, self._model.tokenizer, self._options.stop)
@@ -229,41 +219,39 @@ def _token_type(prompts: int) -> np.dtype[np.void]:
     return np.dtype([*numbers, ("shares_K", "<f4", (prompts,))])
 
 
-def _decoder(model: WritingModel, options: AnswerOptions, cache: SharedCache) -> Decoder:
-    sampling = {option.name: getattr(options, option.name) for option in fields(Sampling)}
-    return Decoder(model, GenerationOptions(new_tokens=options.new_tokens, **sampling), model.max_length, cache)
+def _decoder(model: WritingModel, options: AnswerOptions, cache: SharedCache) -> generate.Decoder:
+    drawn = {option.name: getattr(options, option.name) for option in fields(Sampling)}
+    return generate.Decoder(model, GenerationOptions(new_tokens=options.new_tokens, **drawn), model.max_length, cache)
 
 
-def _states(inputs: Sequence[QuestionInput], keys: Iterable[bytes], scorer: Scorer) -> list[PromptState]:
-    """Return the answers that are to be drawn, each with its evidence, and with a generator that its key seeds: the
-    same for the same prompts, whichever others are answered with them."""
+def _states(inputs: Sequence[QuestionInput], keys: Iterable[bytes], scorer: Scorer) -> list[rows.PromptState]:
+    """Return the answers to draw, each with its evidence and a generator seeded by its key alone."""
     seeded = (np.random.default_rng(int.from_bytes(key, "little")) for key in keys)
     return [
-        PromptState(NO_TOKENS, None, one.prompts, generator, evidence=evidence)
-        for one, generator, evidence in zip(inputs, seeded, evidence_before_answers(inputs, scorer), strict=True)
+        rows.PromptState(NO_TOKENS, None, asked.prompts, generator, evidence=evidence)
+        for asked, generator, evidence in zip(inputs, seeded, evidence_before_answers(inputs, scorer), strict=True)
     ]
 
 
-def _key(one: QuestionInput, sampling: Sampling) -> bytes:
-    """A hash of prompts, what decides their weights, and the options that decide the draws, unless they are greedy."""
+def _key(asked: QuestionInput, sampling: Sampling) -> bytes:
+    """Return a hash of prompts, what decides their weights, and the options of the draws unless they are greedy."""
     digest = blake2b(digest_size=_KEY_BYTES)
     if sampling.temperature > 0:
         drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
         digest.update(repr(drawn).encode())
-    if one.parts is not None:
-        digest.update(json.dumps([config_of(one.parts.mixer, "mixer"), one.evidence], sort_keys=True).encode())
-    for prompt, log_weight in zip(one.prompts, one.prompts.log_weights_K.tolist(), strict=True):
+    if asked.parts is not None:
+        digest.update(json.dumps([config_of(asked.parts.mixer, "mixer"), asked.evidence], sort_keys=True).encode())
+    for prompt, log_weight in zip(asked.prompts, asked.prompts.log_weights_K.tolist(), strict=True):
         digest.update(len(prompt.tokens).to_bytes(8, "little"))
         digest.update(prompt.tokens.tobytes())
-        score = 0.0 if one.parts is None else prompt.score
+        score = 0.0 if asked.parts is None else prompt.score
         numbers = [log_weight, score, 0]  # the key seeds the draws: without the 0 all would be others
         digest.update(np.array(numbers, dtype=np.float64).tobytes())
     return digest.digest()
 
 
 def _most_voted(answers: Sequence[Answer], prompts: Readings) -> Answer:
-    """Return the answer with the largest sum of weight x exp(mean log-probability of a token) over prompts; without
-    prompts, an empty one. White space around answers does not count, and answers of no tokens have weight 0."""
+    """Return the answer of the largest sum of weight x exp(mean log-probability of a token), or an empty one."""
     if not answers:
         return Answer("", [], {})
     weights, totals = [], defaultdict[str, float](float)

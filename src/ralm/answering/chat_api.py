@@ -13,13 +13,11 @@ from ralm.answering.citations import AnswerSource
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, QuestionPrompt
 from ralm.errors import UsageError
-from ralm.lm.api.answers import answer_field, unexpected
+from ralm.lm.api import answers, http
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
-from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.protocols import Reader
 from ralm.reading.concatenation import Concatenation
-from ralm.reading.provenance import passage_as_json
 from ralm.reading.sources import FromRetriever
 from ralm.records import Passage
 
@@ -34,19 +32,12 @@ class TextAnswer:
 
     def as_json(self) -> dict[str, JsonValue]:
         """Return everything about the answer."""
-        sources: list[JsonValue] = [
-            {**passage_as_json(source.passage), "text": source.passage.text, **source.as_json()}
-            for source in self.sources
-        ]
+        sources = [source.with_passage() for source in self.sources]
         return {"question": self.question, "answer": self.text, "sources": sources}
 
 
 class ChatApi:
-    """A model that answers messages, by its name as in `ralm.lm.api.endpoint`; close its `client`.
-
-    Its answers are greedy, as in both papers, or drawn as the options say; OpenAI's models, some of which reject any
-    temperature, get one only if it is `named`. Only answers of a provider are stored: what is at a URL may change.
-    """
+    """A model that answers messages; close its `client`. OpenAI's get a temperature only if it is `named`."""
 
     def __init__(self, name: str, options: ApiOptions | None = None, named: Container[str] = ()) -> None:
         self.client = Client(endpoint_of(name), options)
@@ -63,10 +54,7 @@ class ChatApi:
         reader: Reader,
         options: AnswerOptions,
     ) -> Iterator[TextAnswer]:
-        """Yield the answers to questions, in their order, each with the passages that the reader puts into one prompt.
-
-        Raises UsageError if a question is empty, ServerError if the server does not answer.
-        """
+        """Yield the answers to questions in order; UsageError if one is empty, ServerError if the server fails."""
         for question in questions:
             if not question.strip():
                 raise UsageError("the question is empty: ask with at least one word.")
@@ -74,13 +62,13 @@ class ChatApi:
         requests = (self._request(*asked, prompt, options) for asked in zip(questions, passages, strict=True))
         texts = self.client.answers(requests)
         for question, shown, text in zip(questions, passages, texts, strict=True):
-            own = str(prompt.same_words(several=len(shown) > 1).text(question, ()))
-            sources = AnswerSource.of_text(text, shown, own, numbered=prompt.numbers_passages)
+            without = str(prompt.same_words(several=len(shown) > 1).text(question, ()))
+            sources = AnswerSource.of_text(text, shown, without, numbered=prompt.numbers_passages)
             yield TextAnswer(question=question, text=text, sources=sources)
 
     def _request(
         self, question: str, passages: Sequence[Passage], prompt: QuestionPrompt, options: AnswerOptions
-    ) -> ApiRequest:
+    ) -> http.ApiRequest:
         asked = Conversation.of(question).after(prompt.system).with_question(str(prompt.text(question, passages)))
         endpoint = self.client.endpoint
         body: dict[str, JsonValue] = {
@@ -95,11 +83,10 @@ class ChatApi:
         if options.stop:
             body["stop"] = [*options.stop]
         tokens = sum(len(message.content.encode()) for message in asked.messages)
-        return ApiRequest("/chat/completions", body, tokens, options.new_tokens).parsed(_answer_text, str)
+        return http.ApiRequest("/chat/completions", body, tokens, options.new_tokens).parsed(_answer_text, str)
 
 
 def _passages(question: str, source: FromRetriever | None, reader: Reader) -> list[Passage]:
-    """Return the passages for a question in the order of the prompt."""
     if source is None:
         return []
     numbers = tuple(number for number, _ in source.search([question], reader.hits).of(0))
@@ -108,8 +95,8 @@ def _passages(question: str, source: FromRetriever | None, reader: Reader) -> li
     return [source.passages[number] for number in numbers]
 
 
-def _answer_text(answer: JsonObject) -> str:
-    text = answer_field(answer, "choices", 0, "message", "content")
+def _answer_text(answer: http.JsonObject) -> str:
+    text = answers.answer_field(answer, "choices", 0, "message", "content")
     if not isinstance(text, str):
-        raise unexpected("the server returns no text")
+        raise answers.unexpected("the server returns no text")
     return text

@@ -32,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.answering.quotes import Quote, TextSpan, citations_of, cited_numbers, own_spans, quotes, word_spans
-from ralm.reading.provenance import TracedText, attributed, contributions
+from ralm.answering.quotes import Quote, TextSpan, citations_of, cited_numbers, copied_spans, quotes, word_spans
+from ralm.reading.provenance import TracedText, attributed, contributions, passage_as_json
 from ralm.records import DoubleArray, Passage
 
 Known = Literal["measured", "cited", "quoted", "retrieved"]
@@ -52,11 +52,9 @@ class AnswerSource:
     """A passage that an answer was read with.
 
     `share` is the part of the answer's probability that came from it, the mean over tokens; `gain` is what it gave in
-    nats: over all tokens, the posterior times the gain over the same prompt without passages. Both are None for an
-    answer of no tokens, and if they are not measured. `spans` are the parts of the answer that it is credited with.
-
-    `number` is its number in the prompt, None if the prompt does not number its passages. `cited` are the parts of the
-    answer that name this number, `quotes` the words of the answer that stand in the passage.
+    nats, the posterior times the gain over the same prompt without passages; both are None if they are not measured.
+    `spans` are the parts of the answer that it is credited with. `number` is its number in the prompt if that numbers
+    passages, `cited` the parts of the answer that name it, `quotes` the words of the answer that stand in the passage.
     """
 
     passage: Passage
@@ -68,14 +66,13 @@ class AnswerSource:
     quotes: Sequence[Quote] = ()
 
     @classmethod
-    def of_text(cls, answer: str, passages: Sequence[Passage], own: str, *, numbered: bool) -> "list[AnswerSource]":
-        """What the text of an answer says about the passages of its prompt, in their order there; `own` is the prompt
-        without passages."""
-        cited = cited_numbers(answer, len(passages), own) if numbered else {}
+    def of_text(cls, answer: str, passages: Sequence[Passage], prompt: str, *, numbered: bool) -> "list[AnswerSource]":
+        """Return what an answer says about the passages of a prompt; `prompt` is its text without them."""
+        cited = cited_numbers(answer, len(passages), prompt) if numbered else {}
         sources = []
         for number, passage in enumerate(passages, 1):
-            others = [other.contents for other in passages if other.document_id != passage.document_id]
-            quoted = quotes(answer, passage.text, own, others)
+            elsewhere = [other.contents for other in passages if other.document_id != passage.document_id]
+            quoted = quotes(answer, passage.text, prompt, elsewhere)
             name = number if numbered else None
             sources.append(cls(passage=passage, number=name, cited=cited.get(number, ()), quotes=quoted))
         return sources
@@ -90,7 +87,7 @@ class AnswerSource:
     @property
     def answer_spans(self) -> Sequence[TextSpan]:
         """The characters of the answer that come from this passage, as far as it is known."""
-        quoted = [one.answer for one in self.quotes]
+        quoted = [quote.answer for quote in self.quotes]
         return {"measured": self.spans, "cited": self.cited, "quoted": quoted, "retrieved": ()}[self.known]
 
     @property
@@ -104,10 +101,10 @@ class AnswerSource:
     @property
     def quoted_words(self) -> list[str]:
         """The words of the passage that the answer quotes."""
-        return [self.passage.text[slice(*one.passage)] for one in self.quotes]
+        return [self.passage.text[slice(*quote.passage)] for quote in self.quotes]
 
     def as_json(self) -> dict[str, JsonValue]:
-        """How the source is known; share and gain are null unless it is measured."""
+        """Return how the source is known; share and gain are null unless it is measured."""
         is_measured = self.known == "measured"
         return {
             "passage": self.passage.number,
@@ -115,34 +112,42 @@ class AnswerSource:
             "evidence": self.evidence,
             "share": self.share if is_measured else None,
             "gain": self.gain if is_measured else None,
-            "spans": [[*one] for one in self.spans],
+            "spans": [[*span] for span in self.spans],
             "number": self.number,
-            "cited": [[*one] for one in self.cited],
-            "quotes": [{"answer": [*one.answer], "passage": [*one.passage]} for one in self.quotes],
+            "cited": [[*span] for span in self.cited],
+            "quotes": [{"answer": [*quote.answer], "passage": [*quote.passage]} for quote in self.quotes],
         }
+
+    def with_passage(self) -> JsonValue:
+        """Return the passage and its text, and how the source is known."""
+        return {**passage_as_json(self.passage), "text": self.passage.text, **self.as_json()}
 
 
 def citations(
-    text: TracedText, own: str = "", alone: Mapping[int, float] | None = None
+    text: TracedText, prompt: str = "", alone: Mapping[int, float] | None = None
 ) -> dict[int, Sequence[TextSpan]]:
-    """The numbers of the passages that an answer cites, largest gain first, by the rule of this module, each with the
-    spans of the text that it is cited for, in ascending order.
+    """Credit passages with parts of an answer, by the rule of this module.
 
-    `own` is the prompt without passages, and `alone` the gain in nats of the whole answer after some passages alone,
-    which credits these only if it is large enough too. Characters count from the beginning of the
-    text, what is `before` the first token included. No two spans overlap.
+    Args:
+        text: The answer with its provenance and gains.
+        prompt: The text of the prompt without passages, whose words count for nobody.
+        alone: The gain in nats of the whole answer after some passages alone; only a large one credits them.
+
+    Returns:
+        The spans of each credited passage by its number, largest gain first. Spans are ascending, do not overlap, and
+        count characters from the beginning of the text, what is `before` the first token included.
     """
     if not np.isfinite(text.gain_T).all():
         return {}
-    gain_T = np.where(_own_tokens(text, own), 0, text.gain_T)
+    gain_T = np.where(_copied_tokens(text, prompt), 0, text.gain_T)
     rows = contributions(text.provenance, gain_T)
     gains = {row.passage: row.gain for row in rows if row.gain > CREDITED}
     credited = [number for number, gain in gains.items() if (alone or {}).get(number, gain) > CREDITED]
     spans: dict[int, list[TextSpan]] = {number: [] for number in credited}
-    given_TK = attributed(text.provenance, gain_T)
-    given = {number: np.where(text.provenance.passages_TK == number, given_TK, 0).sum(axis=1) for number in credited}
+    gained_TK = attributed(text.provenance, gain_T)
+    gained = {number: np.where(text.provenance.passages_TK == number, gained_TK, 0).sum(axis=1) for number in credited}
     written, ends = "".join(text.texts), [*accumulate(map(len, text.texts), initial=0)]
-    for (begin, end), number in _runs(given, _whole_words(written, ends)):
+    for (begin, end), number in _runs(gained, _whole_words(written, ends)):
         run = written[ends[begin] : ends[end]]
         if run.strip():
             first = len(text.before) + ends[begin]
@@ -150,42 +155,41 @@ def citations(
     return {number: runs for number, runs in spans.items() if runs}
 
 
-def _own_tokens(text: TracedText, own: str) -> NDArray[np.bool_]:
-    """Whether each token (bool, T) belongs to words that stand in the prompt without passages, or to a citation."""
+def _copied_tokens(text: TracedText, prompt: str) -> NDArray[np.bool_]:
+    """Return whether each token (bool, T) is in words of the prompt without passages, or in a citation."""
     written = "".join(text.texts)
     ends = accumulate(map(len, text.texts))
-    spans = [*own_spans(written, own), *(citation.span() for citation in citations_of(written))]
+    spans = [*copied_spans(written, prompt), *(citation.span() for citation in citations_of(written))]
     rows = [
-        any(begin < end and end - len(one) < until for begin, until in spans)
-        for one, end in zip(text.texts, ends, strict=True)
+        any(begin < end and end - len(token_text) < until for begin, until in spans)
+        for token_text, end in zip(text.texts, ends, strict=True)
     ]
     return np.array(rows, dtype=np.bool_)
 
 
 def _whole_words(written: str, ends: Sequence[int]) -> list[int]:
-    """The first tokens of whole words, of tokens that begin at these `ends` of others; then the number of tokens."""
+    """Return the first token of each whole word, given where tokens begin, and the number of tokens."""
     inside = {place for begin, end in word_spans(written) for place in range(begin + 1, end)}
     return [number for number, place in enumerate(ends) if place not in inside]
 
 
-def _runs(given: Mapping[int, DoubleArray], words: Sequence[int]) -> list[tuple[TextSpan, int]]:
-    """The runs of tokens for which passages are cited, each with its passage, in ascending order. `given` is what each
-    passage gave to each token (float64, T), in nats; `words` are the first tokens of words, and the last of all."""
-    if not given:
+def _runs(gained: Mapping[int, DoubleArray], words: Sequence[int]) -> list[tuple[TextSpan, int]]:
+    """Return the runs that passages are cited for, ascending, given what each gave to each token (float64, T)."""
+    if not gained:
         return []
-    given_PW = np.add.reduceat([*given.values()], words[:-1], axis=1)
-    owner_W = np.where(given_PW.max(axis=0) > 0, given_PW.argmax(axis=0), _NO_ONE)
-    found = []
-    for row, number in enumerate(given):
+    gained_PW = np.add.reduceat([*gained.values()], words[:-1], axis=1)
+    owner_W = np.where(gained_PW.max(axis=0) > 0, gained_PW.argmax(axis=0), _NO_ONE)
+    runs = []
+    for row, number in enumerate(gained):
         value_W = np.where(
-            (owner_W == row) | (owner_W == _NO_ONE), given_PW[row] - _OF_A_TOKEN * np.diff(words), -np.inf
+            (owner_W == row) | (owner_W == _NO_ONE), gained_PW[row] - _OF_A_TOKEN * np.diff(words), -np.inf
         )
-        found += [((words[begin], words[end]), number) for begin, end in _best_runs(value_W.tolist())]
-    return sorted(found)
+        runs += [((words[begin], words[end]), number) for begin, end in _best_runs(value_W.tolist())]
+    return sorted(runs)
 
 
 def _best_runs(values: Sequence[float]) -> Iterator[TextSpan]:
-    """The run of the largest sum, if that is positive; beside it the best ones of at least one bit."""
+    """Yield the run of the largest sum, if that is positive; beside it the best ones of at least one bit."""
     parts, minimum = [(0, len(values))], 0.0
     while parts:
         begin, end = parts.pop()
@@ -197,7 +201,7 @@ def _best_runs(values: Sequence[float]) -> Iterator[TextSpan]:
 
 
 def _best_run(values: Sequence[float], begin: int, end: int) -> tuple[float, int, int]:
-    """The largest sum of a run of some tokens, its first token and the one past its last; 0 if none is positive."""
+    """Return the largest sum of a run, its first token and the one past its last; 0 if none is positive."""
     best, total, first = (0.0, begin, begin), 0.0, begin
     for place in range(begin, end):
         if total <= 0:

@@ -9,9 +9,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.answering import metrics, prompts, sources
+from ralm.answering import likelihoods, metrics, prompts, sources
 from ralm.answering.answers import Answer, answer_all, room_for_prompts
-from ralm.answering.likelihoods import GoldScore
 from ralm.answering.multiple_choice import Choice, ChoiceMethod, choice_columns, subject_figures
 from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.questions import ChoiceQuestion, Question, identity_of
@@ -35,9 +34,7 @@ Questions: TypeAlias = Sequence[Question] | Sequence[ChoiceQuestion]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JudgedAnswer:
-    """An answer with its `measures` (`metrics.ANSWER_MEASURES`), the natural log-probability of the first gold answer
-    and its number of tokens, None where there is none or it is not known; `cut` is the largest cut of a prompt. Without
-    gold answers there are no measures."""
+    """An answer with its measures, and the natural log-probability of the first gold answer; None if unknown."""
 
     answer: Answer
     cut: prompts.Cut
@@ -52,10 +49,7 @@ _Judged = TypeVar("_Judged", bound=JudgedAnswer | Choice)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnsweredQuestion(Generic[_Asked, _Judged]):
-    """A question with the passages that were read, best first, and its answer; with a baseline, also the answer to the
-    same prompt `without` passages (of open questions), and the `closed` one to the prompt that asks without.
-    `answer_at` is the rank, from 1, of the first passage that holds an answer (DPR's tokens, the text without its
-    title), or None."""
+    """A question with its passages, the rank of the first that holds an answer, and its answers with and without."""
 
     question: _Asked
     passages: Sequence[Passage]
@@ -63,6 +57,11 @@ class AnsweredQuestion(Generic[_Asked, _Judged]):
     judged: _Judged
     without: _Judged | None = None
     closed: _Judged | None = None
+
+    @property
+    def has_gold(self) -> bool:
+        """Whether an open question has gold answers."""
+        return isinstance(self.question, Question) and bool(self.question.answers)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,82 +96,75 @@ class AnswerEvaluation(Generic[_Asked, _Judged]):
         return Comparison([*ways], [*ways.values()])
 
     def _units(self, judged: Sequence[_Judged], *, has_passages: bool = False) -> UnitTable:
-        choices = [one for one in judged if isinstance(one, Choice)]
-        answers = [one for one in judged if isinstance(one, JudgedAnswer)]
+        choices = [choice for choice in judged if isinstance(choice, Choice)]
+        answers = [answer for answer in judged if isinstance(answer, JudgedAnswer)]
         asked = [row.question for row in self.rows]
-        subjects = [one.subject for one in asked if isinstance(one, ChoiceQuestion)]
+        subjects = [question.subject for question in asked if isinstance(question, ChoiceQuestion)]
         columns = choice_columns(choices, subjects) if choices else _answer_columns(answers)
         if has_passages and self.documents and answers:
-            gold_U = np.array([isinstance(one, Question) and bool(one.answers) for one in asked], dtype=np.int64)
+            gold_U = np.array([int(row.has_gold) for row in self.rows])
             read_U = np.array([float(row.answer_at is not None) for row in self.rows])
             columns["has_answer"] = Column(Units(read_U * gold_U, gold_U), "share")
         return UnitTable("questions", identity_of(asked), columns)
 
     def summary(self) -> dict[str, JsonValue]:
-        """Return the measures with 95% intervals over questions, shares as fractions, log-probabilities in nats a
-        token. Figures of several ways of asking are of the same questions; `gold_scored` counts those whose gold answer
-        could be scored in all."""
+        """Return the measures with 95% intervals over questions, those of all ways of asking over the same ones."""
         books, last = self.books, len(self.books.names) - 1
-        *others, own = (
+        *baselines, main = (
             fields_of({measure: of[place] for measure, of in books.figures.items() if place in of})
             for place in range(len(books.names))
         )
-        found: dict[str, JsonValue] = {"questions": len(self.rows)}
-        found |= {name.replace(" ", "_"): figures for name, figures in zip(books.names, others, strict=False)}
-        found |= own | self._counts()
+        summary: dict[str, JsonValue] = {"questions": len(self.rows)}
+        summary |= {name.replace(" ", "_"): figures for name, figures in zip(books.names, baselines, strict=False)}
+        summary |= main | self._counts()
         if last:
-            found["difference"] = fields_of({name: of[last] for name, of in books.changes.items() if last in of})
-        found["seconds"] = self.seconds
-        return found
+            summary["difference"] = fields_of({name: of[last] for name, of in books.changes.items() if last in of})
+        summary["seconds"] = self.seconds
+        return summary
 
     def _counts(self) -> dict[str, JsonValue]:
-        """Count the questions without passages, the prompts that were cut and what could not be judged."""
         judged = [row.judged for row in self.rows]
-        found: dict[str, JsonValue] = {"cut": sum(bool(one.cut) for one in judged)}
+        counts: dict[str, JsonValue] = {"cut": sum(bool(judgement.cut) for judgement in judged)}
         if self.documents:
-            found["no_passage"] = sum(not row.passages for row in self.rows)
+            counts["no_passage"] = sum(not row.passages for row in self.rows)
         if self.has_choices:
-            return found | self._counts_of_choices()
-        answers = [one for one in judged if isinstance(one, JudgedAnswer)]
-        tokens = [token for one in answers for token in one.answer.tokens]
+            return counts | self._counts_of_choices()
+        answers = [judgement for judgement in judged if isinstance(judgement, JudgedAnswer)]
+        tokens = [token for judgement in answers for token in judgement.answer.tokens]
         if any(token.is_bounded for token in tokens):
-            found["certified"] = float(np.mean([token.certified for token in tokens]))
+            counts["certified"] = float(np.mean([token.certified for token in tokens]))
         if self.documents:
-            ranks = [row.answer_at for row in self.rows if isinstance(row.question, Question) and row.question.answers]
-            found["has_answer_at"] = {
+            ranks = [row.answer_at for row in self.rows if row.has_gold]
+            counts["has_answer_at"] = {
                 str(k): float(np.mean([rank is not None and rank <= k for rank in ranks])) if ranks else None
                 for k in range(1, self.documents + 1)
             }
         scored = self.books.columns.get("gold_log_prob")
-        found["gold_scored"] = 0 if scored is None else len(next(iter(scored.values())).units.counts_U)
-        found["without_answers"] = sum(
-            isinstance(one.question, Question) and not one.question.answers for one in self.rows
-        )
-        return found
+        counts["gold_scored"] = 0 if scored is None else len(next(iter(scored.values())).units.counts_U)
+        counts["without_answers"] = sum(not row.has_gold for row in self.rows)
+        return counts
 
     def _counts_of_choices(self) -> dict[str, JsonValue]:
-        """Count the choices that are none, and return the accuracies of subjects."""
         asked = [row.question for row in self.rows if isinstance(row.question, ChoiceQuestion)]
         choices = [row.judged for row in self.rows if isinstance(row.judged, Choice)]
-        certified = float(np.mean([one.certified for one in choices]))
+        certified = float(np.mean([choice.certified for choice in choices]))
         return {
-            "chance": float(np.mean([1 / len(one.choices) for one in asked])),
-            "no_choice": sum(one.chosen is None for one in choices),
+            "chance": float(np.mean([1 / len(question.choices) for question in asked])),
+            "no_choice": sum(choice.chosen is None for choice in choices),
             **({} if certified == 1 else {"certified": certified}),
-            **subject_figures([one.right for one in choices], [one.subject for one in asked]),
+            **subject_figures([choice.right for choice in choices], [question.subject for question in asked]),
         }
 
 
 def _answer_columns(judged: Sequence[JudgedAnswer]) -> dict[str, Column]:
-    """The measures of each question; one without gold answers counts in none, one whose gold answer was not scored not
-    in its log-probability, which is a mean over tokens."""
+    """Return the measures of each question; one without gold answers counts in none."""
     columns = {}
     for name, measure in metrics.ANSWER_MEASURES.items():
-        values_U = np.array([float(one.measures.get(name, 0)) for one in judged])
-        counts_U = np.array([int(name in one.measures) for one in judged])
+        values_U = np.array([float(answer.measures.get(name, 0)) for answer in judged])
+        counts_U = np.array([int(name in answer.measures) for answer in judged])
         columns[name] = Column(Units(values_U, counts_U), "share" if measure.returns is bool else "fraction")
-    tokens_U = np.array([one.gold_tokens or 0 for one in judged])
-    log_probs_U = np.array([one.gold_log_prob or 0.0 for one in judged])
+    tokens_U = np.array([answer.gold_tokens or 0 for answer in judged])
+    log_probs_U = np.array([answer.gold_log_prob or 0.0 for answer in judged])
     return {**columns, "gold_log_prob": Column(Units(log_probs_U, tokens_U), "mean")}
 
 
@@ -191,11 +183,20 @@ def evaluate_questions(
 ) -> AnswerEvaluation[Question, JudgedAnswer]:
     """Answer questions, with the passages of `source` in their prompts if it is given, and judge the answers.
 
-    `parts` say how passages are read: one in context (the default), several as an ensemble or concatenated.
-    `demonstrations` are questions with answers that stand before every prompt, each with its own first passage. With
-    `baseline` every question is also answered without passages: after the same prompt, and after the one that asks
-    without passages. A `store` keeps scores and answers for a later process.
-    Raises UsageError if lengths do not fit into the model.
+    Args:
+        questions: The questions; those without gold answers count in no measure.
+        model: The frozen model.
+        prompt: How a question is asked.
+        source: Where passages come from.
+        parts: How passages are read: one in context (the default), several as an ensemble or concatenated.
+        demonstrations: Questions with answers that stand before every prompt, each with its first passage.
+        options: How answers are drawn.
+        semantics: "official" follows the papers' code where it differs from the papers.
+        baseline: Answer also without passages: after the same prompt, and after the one that asks without.
+        store: Keeps scores and answers for a later process.
+
+    Raises:
+        UsageError: Lengths do not fit into the model.
     """
     begun = perf_counter()
     options = options or AnswerOptions()
@@ -210,34 +211,36 @@ def evaluate_questions(
         several = isinstance(parts.reader, Concatenation) and parts.reader.hits > 1
         asks = prompt.same_words(several=several) if book.same_words else prompt
         builder = sources.PromptBuilder(asks, model.tokenizer, room, book.parts, shown, semantics=semantics)
-        inputs = [builder.build(one, book.hits.of(row), book.passages) for row, one in enumerate(questions)]
+        inputs = [builder.build(question, book.hits.of(row), book.passages) for row, question in enumerate(questions)]
         judged = []
         with progress_bar(f"Answering{book.name}", len(inputs)) as advance:
-            for number, found, gold in answer_all(inputs, model, options, store, prompt):
-                judged.append(_judge(inputs[number], found, gold))
+            for number, written, gold in answer_all(inputs, model, options, store, prompt):
+                judged.append(_judge(inputs[number], written, gold))
                 advance()
         return judged
 
     rows = []
     results = _in_books(answer, questions, demonstrations, source, parts, model, baseline=baseline, same_words=True)
-    for one, (judged, without, closed, read) in zip(questions, results, strict=True):
-        ranks = (rank for rank, passage in enumerate(read, 1) if metrics.has_answer(passage.text, one.answers))
+    for question, (judged, without, closed, read) in zip(questions, results, strict=True):
+        ranks = (rank for rank, passage in enumerate(read, 1) if metrics.has_answer(passage.text, question.answers))
         answer_at = next(ranks, None)
         books = {"without": without, "closed": closed}
-        rows.append(AnsweredQuestion(question=one, passages=read, answer_at=answer_at, judged=judged, **books))
+        rows.append(AnsweredQuestion(question=question, passages=read, answer_at=answer_at, judged=judged, **books))
     documents = 0 if source is None else parts.reader.hits
     return AnswerEvaluation(rows=rows, documents=documents, seconds=perf_counter() - begun)
 
 
 def answer_qrels(questions: Sequence[Question], passages: Passages, *runs: RetrievalRun) -> dict[str, dict[str, int]]:
-    """Judgements of the passages that runs found for questions: 1 if the text holds an answer (DPR's tokens), else 0.
+    """Judge the passages that runs (`retrieve_run` with `by_passage`) found: 1 if they hold an answer (DPR's tokens).
 
-    The runs have numbers of passages as ids (`retrieve_run` with `by_passage`). So `Success@k` is DPR's top-k accuracy;
-    recall knows of no other passages. Raises UsageError if a run has another id.
+    `Success@k` is then DPR's top-k accuracy; recall knows of no other passages.
+
+    Raises:
+        UsageError: A run has an id that is no number of a passage.
     """
     answers = {question.id: question.answers for question in questions}
     qrels: dict[str, dict[str, int]] = {question.id: {} for question in questions}
-    for topic, number in ((topic, number) for run in runs for topic, found in run.items() for number in found):
+    for topic, number in ((topic, number) for run in runs for topic, scores in run.items() for number in scores):
         if not number.isdecimal() or int(number) >= len(passages):
             raise UsageError(f"a run names passage {number!r}; with answers, a run has the numbers of passages.")
         if topic in answers and number not in qrels[topic]:
@@ -246,8 +249,7 @@ def answer_qrels(questions: Sequence[Question], passages: Passages, *runs: Retri
 
 
 class _Book(NamedTuple):
-    """How questions are read: the passages of the demonstrations and of the questions, or none. With `same_words`, a
-    prompt without passages has the words of one with passages."""
+    """How questions are read: with the passages of demonstrations and questions, or with none in the `same_words`."""
 
     name: str
     parts: Parts
@@ -268,12 +270,11 @@ def _in_books(
     baseline: bool,
     same_words: bool = False,
 ) -> Iterator[tuple[_Result, _Result | None, _Result | None, list[Passage]]]:
-    """Yield the result of each question; with a `baseline` and passages, those of the prompt with the `same_words`
-    without passages and of the closed book; and the passages, best first."""
+    """Yield each question's results with passages, without in the same words, and closed book; and its passages."""
     hits, passages = sources.found_passages(queries, source, parts, model)
-    firsts, others = sources.found_passages(shown, source if shown else None, parts, model, 1)
-    first_of = [[others[number] for number, _ in firsts.of(row)] for row in range(len(shown))]
-    found = answer(_Book("", parts, first_of, hits, passages))
+    firsts, demonstrated = sources.found_passages(shown, source if shown else None, parts, model, 1)
+    first_of = [[demonstrated[number] for number, _ in firsts.of(row)] for row in range(len(shown))]
+    results = answer(_Book("", parts, first_of, hits, passages))
     without: Sequence[_Result | None] = [None] * len(queries)
     closed = without
     if baseline and source is not None:
@@ -282,16 +283,16 @@ def _in_books(
         if same_words:
             without = answer(empty._replace(name=" without passages", same_words=True))
     read = ([passages[number] for number, _ in hits.of(row)[: parts.reader.hits]] for row in range(len(queries)))
-    return zip(found, without, closed, read, strict=True)
+    return zip(results, without, closed, read, strict=True)
 
 
-def _judge(one: sources.QuestionInput, answer: Answer, gold: GoldScore | None) -> JudgedAnswer:
+def _judge(asked: sources.QuestionInput, answer: Answer, gold: likelihoods.GoldScore | None) -> JudgedAnswer:
     """Return an answer with its measures; without prompts it is wrong, even if an empty answer would be right."""
-    answers, measures = one.question.answers if one.prompts else (), {}
-    if one.question.answers:
+    answers, measures = asked.question.answers if asked.prompts else (), {}
+    if asked.question.answers:
         measures = {name: measure.of(answer.text, answers) for name, measure in metrics.ANSWER_MEASURES.items()}
     log_prob, tokens = gold or (None, None)
-    return JudgedAnswer(answer=answer, cut=one.cut, measures=measures, gold_log_prob=log_prob, gold_tokens=tokens)
+    return JudgedAnswer(answer=answer, cut=asked.cut, measures=measures, gold_log_prob=log_prob, gold_tokens=tokens)
 
 
 def evaluate_choices(
@@ -306,21 +307,23 @@ def evaluate_choices(
     baseline: bool = False,
     store: Store | None = None,
 ) -> AnswerEvaluation[ChoiceQuestion, Choice]:
-    """Let a model choose among the choices of questions, with the passages of `source` in its prompts if it is given.
+    """Let a model choose among the choices of questions; arguments are those of `evaluate_questions`.
 
-    Takes the arguments of `evaluate_questions`. The most likely letter is chosen, or the most likely text if the prompt
-    does not show the choices; if `options` join answers, an answer is written and read as a letter. If `demonstrations`
-    have subjects, those of the question's subject are used. Raises UsageError if a question does not fit into the
-    model, if there are no demonstrations of its subject, or if two of its choices have the same tokens.
+    The most likely letter is chosen, or the most likely text if the prompt does not show the choices; if `options` join
+    answers, an answer is written and read as a letter. Demonstrations are those of the question's subject.
+
+    Raises:
+        UsageError: A question does not fit into the model, has no demonstrations, or two choices of the same tokens.
     """
     begun = perf_counter()
     options = options or AnswerOptions()
     parts.check_scoring(model, "a choice")
     method = ChoiceMethod(model, prompt, options, store)
-    for subject in sorted({one.subject for one in questions}):
+    for subject in sorted({question.subject for question in questions}):
         _of_subject(subject, demonstrations)
-    for one in questions:
-        sources.PromptBuilder(prompt, model.tokenizer, method.room(one)).build(method.as_question(one), [], ())
+    for question in questions:
+        builder = sources.PromptBuilder(prompt, model.tokenizer, method.room(question))
+        builder.build(method.as_question(question), [], ())  # raises if it does not fit
 
     def choose(book: _Book) -> list[Choice]:
         @cache
@@ -329,24 +332,24 @@ def evaluate_choices(
             shown = [(method.as_question(demonstrations[place]), book.shown[place]) for place in places]
             return sources.PromptBuilder(prompt, model.tokenizer, room, book.parts, shown)
 
-        def built(row: int, one: ChoiceQuestion) -> sources.QuestionInput:
-            hits = book.hits.of(row)
-            return builder(one.subject, method.room(one)).build(method.as_question(one), hits, book.passages)
+        def built(row: int, question: ChoiceQuestion) -> sources.QuestionInput:
+            asked, hits = method.as_question(question), book.hits.of(row)
+            return builder(question.subject, method.room(question)).build(asked, hits, book.passages)
 
         chosen: list[Choice] = []
         numbered = [*enumerate(questions)]
         with progress_bar(f"Choosing{book.name}", len(questions)) as advance:
             for begin in range(0, len(questions), _QUESTIONS_AT_ONCE):
                 group = numbered[begin : begin + _QUESTIONS_AT_ONCE]
-                chosen += method.choose([(one, built(row, one)) for row, one in group])
+                chosen += method.choose([(question, built(row, question)) for row, question in group])
                 advance(len(group))
         return chosen
 
-    queries, shown = [one.query for one in questions], [one.query for one in demonstrations]
+    queries, shown = [question.query for question in questions], [question.query for question in demonstrations]
     results = _in_books(choose, queries, shown, source, parts, model, baseline=baseline)
     rows = [
-        AnsweredQuestion(question=one, passages=read, judged=choice, closed=closed)
-        for one, (choice, _, closed, read) in zip(questions, results, strict=True)
+        AnsweredQuestion(question=question, passages=read, judged=choice, closed=closed)
+        for question, (choice, _, closed, read) in zip(questions, results, strict=True)
     ]
     documents = 0 if source is None else parts.reader.hits
     return AnswerEvaluation(rows=rows, documents=documents, seconds=perf_counter() - begun)
@@ -357,19 +360,19 @@ def evaluate_answers(
 ) -> AnswerEvaluation[Any, Any]:
     """Evaluate questions by `evaluate_choices` if they have choices, else by `evaluate_questions`, as `how` says."""
     evaluate: Any = evaluate_choices if have_choices(questions) else evaluate_questions
-    found: AnswerEvaluation[Any, Any] = evaluate(questions, model, prompt, **how)
-    return found
+    evaluated: AnswerEvaluation[Any, Any] = evaluate(questions, model, prompt, **how)
+    return evaluated
 
 
 def have_choices(questions: Questions) -> bool:
     """Return whether questions are multiple choice."""
-    return any(isinstance(one, ChoiceQuestion) for one in questions[:1])
+    return any(isinstance(question, ChoiceQuestion) for question in questions[:1])
 
 
 def _of_subject(subject: str, demonstrations: Sequence[ChoiceQuestion]) -> list[int]:
     """Return the places of the demonstrations of a subject, or of all without subjects; UsageError if it has none."""
-    subjects = [one.subject for one in demonstrations]
-    own = [place for place, one in enumerate(subjects) if one == subject or not any(subjects)]
-    if demonstrations and not own:
+    subjects = [demonstration.subject for demonstration in demonstrations]
+    places = [place for place, name in enumerate(subjects) if name == subject or not any(subjects)]
+    if demonstrations and not places:
         raise UsageError(f"`demonstrations` has none of the subject {subject!r}.")
-    return own
+    return places

@@ -29,8 +29,7 @@ GoldScore: TypeAlias = tuple[float, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextLikelihood:
-    """A text after the prompts of a question: the natural log-probability of each token (float32, T), mixed from the
-    predictions after all prompts, and the share of each prompt in it (float32, T x K)."""
+    """The log-probability of each token (float32, T) of a text after prompts, and each prompt's share (T x K)."""
 
     log_probs_T: FloatArray
     shares_TK: FloatArray
@@ -55,54 +54,50 @@ def shares_by_passage(prompts: Readings, shares_K: Sequence[float]) -> dict[int,
 
 
 def likelihoods(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer) -> list[TextLikelihood]:
-    """The likelihood of each text (token ids, at least one) after the prompts of its question; ModelError if they are
-    too long together, UsageError if a mixer is for generation."""
-    for one, _ in texts:
-        (one.parts or IN_CONTEXT).require_average("the likelihood of an answer")
+    """Return the likelihood of each text, at least a token, after its prompts; ModelError if they are too long."""
+    for asked, _ in texts:
+        (asked.parts or IN_CONTEXT).require_average("the likelihood of an answer")
     return [
-        TextLikelihood(*mixed(one.parts or IN_CONTEXT, one.prompts, log_probs_KN, len(tokens)))
-        for (one, tokens), log_probs_KN in zip(texts, scored_texts(texts, scorer), strict=True)
+        TextLikelihood(*mixed(asked.parts or IN_CONTEXT, asked.prompts, log_probs_KN, len(tokens)))
+        for (asked, tokens), log_probs_KN in zip(texts, scored_texts(texts, scorer), strict=True)
     ]
 
 
 def evidence_before_answers(inputs: Sequence[QuestionInput], scorer: Scorer) -> list[Evidence | None]:
-    """The evidence for the first token of each answer; None for a question without a mixer that needs it."""
-    scored = iter(scored_texts([(one, NO_TOKENS) for one in inputs if one.evidence], scorer))
-    found: list[Evidence | None] = []
-    for one in inputs:
-        nothing = np.zeros((len(one.prompts), 0), dtype=np.float32)
-        found.append(None if one.parts is None else Evidence(one.parts, next(scored) if one.evidence else nothing))
-    return found
+    """Return the evidence for the first token of each answer; None for a question whose mixer needs none."""
+    scored = iter(scored_texts([(asked, NO_TOKENS) for asked in inputs if asked.evidence], scorer))
+    evidence: list[Evidence | None] = []
+    for asked in inputs:
+        log_probs_KE = next(scored) if asked.evidence else np.zeros((len(asked.prompts), 0), dtype=np.float32)
+        evidence.append(None if asked.parts is None else Evidence(asked.parts, log_probs_KE))
+    return evidence
 
 
 def scored_texts(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer) -> list[FloatArray]:
-    """The log-probabilities (float32, K x N) of the evidence before each text (token ids), and of the text, after the
-    prompts of its question."""
+    """Return log-probabilities (float32, K x N) of the evidence before each text, and of the text, after prompts."""
     requests = [
         Request(document, NO_TOKENS, np.concatenate([evidence, tokens]))
-        for one, tokens in texts
-        for prompt in one.prompts
-        for document, evidence in [np.split(prompt.tokens, [len(prompt.tokens) - one.evidence])]
+        for asked, tokens in texts
+        for prompt in asked.prompts
+        for document, evidence in [np.split(prompt.tokens, [len(prompt.tokens) - asked.evidence])]
     ]
     scored = iter(scorer.log_probs(requests))
-    return [np.stack([next(scored) for _ in one.prompts]) for one, _ in texts]
+    return [np.stack([next(scored) for _ in asked.prompts]) for asked, _ in texts]
 
 
 def gold_log_probs(
     inputs: Sequence[QuestionInput], prompt: QuestionPrompt, model: LanguageModel, max_length: int | None = None
 ) -> list[GoldScore | None]:
-    """The natural log-probability of each question's first gold answer after its prompts, and its number of tokens;
-    None without answers or prompts, where both do not fit into `max_length` tokens (None: the model's), where the mixer
-    is for generation, and for all if the model does not score given texts."""
+    """Return the log-probability of each question's first gold answer and its tokens; None if it cannot be scored."""
     if not scores_given_texts(model):
         return [None] * len(inputs)
     length = (max_length or model.max_length) + 1  # the last token is predicted, not read
     texts: dict[int, tuple[QuestionInput, IntArray]] = {}
-    for place, one in enumerate(inputs):
-        if one.question.answers and one.prompts and not (one.parts is not None and one.parts.contrasts):
-            answer = prompt.format_answer(one.question.answers[0])
-            gold = tokens_after(one.prompts[0].tokens, answer, model.tokenizer)
-            if 0 < len(gold) <= length - max(len(each.tokens) for each in one.prompts):
-                texts[place] = one, gold
-    found = dict(zip(texts, likelihoods([*texts.values()], Scorer.of(model)), strict=True))
-    return [(found[place].log_prob, len(texts[place][1])) if place in found else None for place in range(len(inputs))]
+    for place, asked in enumerate(inputs):
+        if asked.question.answers and asked.prompts and not (asked.parts is not None and asked.parts.contrasts):
+            answer = prompt.format_answer(asked.question.answers[0])
+            gold = tokens_after(asked.prompts[0].tokens, answer, model.tokenizer)
+            if 0 < len(gold) <= length - max(len(each.tokens) for each in asked.prompts):
+                texts[place] = asked, gold
+    scores = dict(zip(texts, likelihoods([*texts.values()], Scorer.of(model)), strict=True))
+    return [(scores[place].log_prob, len(texts[place][1])) if place in scores else None for place in range(len(inputs))]

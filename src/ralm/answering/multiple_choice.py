@@ -59,12 +59,7 @@ CATEGORIES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """The choice that a model made for a question; choices are numbered from 0, and `gold` is the right one. `chosen`
-    is None if a generated `answer` is no letter, or if all choices are impossible. `log_probs_C` (float64) are the
-    natural log-probabilities of the letters or texts after the prompts, `probabilities_C` (float64) those of the
-    choices relative to each other; both are None for a generated answer, and if the model lists only its top tokens,
-    unless the bounds of all agree. `certified` says whether bounds decide which one is chosen. `shares` are those of
-    passages in the probability of the chosen one, largest first; `cut` is what was cut of the prompts."""
+    """The choice that a model made, numbered from 0 or None, and the probabilities (float64) where they are exact."""
 
     chosen: int | None
     gold: int
@@ -82,18 +77,18 @@ class Choice:
 
 
 def scoring_of(prompt: QuestionPrompt, options: AnswerOptions) -> Scoring:
-    """Return how a choice is made: by the likelihood of the letters, or of the texts if the prompt does not show the
-    choices, or by a letter that is written if answers are joined."""
+    """Return how a choice is made: by the likelihood of letters or of texts, or by a letter that is written."""
     if options.join == "answers":
         return "generated"
     return "letter" if prompt.shows_choices else "text"
 
 
 class ChoiceMethod:
-    """Chooses the most likely letter after the prompts; without choices in the prompt, the text with the highest mean
-    log-probability of a token, so that long texts have no disadvantage. Of choices with equal texts only the first
-    counts. If `options` join answers, each prompt writes one, equal ones add up, and the best is read as a letter.
-    Raises UsageError if the model cannot read `max_length`, or if it writes letters that the prompt does not show."""
+    """Chooses the most likely letter after the prompts, or the text of the highest mean log-probability of a token.
+
+    Of choices with equal texts only the first counts. If `options` join answers, each prompt writes one, equal ones add
+    up, and the best is read as a letter.
+    """
 
     def __init__(
         self, model: WritingModel, prompt: QuestionPrompt, options: AnswerOptions, store: Store | None
@@ -112,7 +107,7 @@ class ChoiceMethod:
         check_length(model, self._length)
         self._scorer = Scorer(model, store, progress=False)
         self._encoder = PromptEncoder(model.tokenizer, MAX_COUNT, chat=prompt.chat)
-        self._known: dict[tuple[str, tuple[str, ...]], list[IntArray]] = {}
+        self._encoded: dict[tuple[str, tuple[str, ...]], list[IntArray]] = {}
 
     def texts(self, question: questions.ChoiceQuestion) -> Sequence[str]:
         """Return what stands for each choice: itself, or its letter."""
@@ -132,17 +127,17 @@ class ChoiceMethod:
         """Return the choice for each question, given its prompts."""
         if self._scoring == "generated":
             chosen = []
-            for number, answer, _ in answer_all([one for _, one in inputs], self._model, self._options, self._store):
-                question, one = inputs[number]
-                letter, shares = letter_of(answer.text, question.letters), answer.shares
-                chosen.append(Choice(chosen=letter, gold=question.gold, answer=answer.text, shares=shares, cut=one.cut))
+            answers = answer_all([asked for _, asked in inputs], self._model, self._options, self._store)
+            for number, answer, _ in answers:
+                question, asked = inputs[number]
+                letter, shares, cut = letter_of(answer.text, question.letters), answer.shares, asked.cut
+                chosen.append(Choice(chosen=letter, gold=question.gold, answer=answer.text, shares=shares, cut=cut))
             return chosen
-        texts = [(one, tokens) for question, one in inputs for tokens in self._tokens(question)]
-        found = iter(zip(*self._bounds(texts), strict=True))
-        return [self._best(question, one, [next(found) for _ in question.choices]) for question, one in inputs]
+        texts = [(asked, tokens) for question, asked in inputs for tokens in self._tokens(question)]
+        pairs = iter(zip(*self._bounds(texts), strict=True))
+        return [self._best(question, asked, [next(pairs) for _ in question.choices]) for question, asked in inputs]
 
     def _bounds(self, texts: Sequence[tuple[sources.QuestionInput, IntArray]]) -> Sequence[Sequence[TextLikelihood]]:
-        """Return lower and upper bounds of the likelihood of each text; equal if the model returns it exactly."""
         if self._scorer.bounds is None:
             return (likelihoods(texts, self._scorer),) * 2
         return [likelihoods(texts, Scorer(bound, progress=False)) for bound in self._scorer.bounds]
@@ -151,14 +146,14 @@ class ChoiceMethod:
         self,
         question: questions.ChoiceQuestion,
         asked: sources.QuestionInput,
-        found: Sequence[tuple[TextLikelihood, TextLikelihood]],
+        pairs: Sequence[tuple[TextLikelihood, TextLikelihood]],
     ) -> Choice:
         """Return the first choice with the highest score, given the lower and upper bound of each."""
         texts = self.texts(question)
         firsts = [texts.index(text) for text in texts]  # of equal ones only the first counts
-        bounds_2C = np.array([[one.log_prob for one in bounds] for bounds in zip(*found, strict=True)])
+        bounds_2C = np.array([[likelihood.log_prob for likelihood in bounds] for bounds in zip(*pairs, strict=True)])
         if self._scoring == "text":
-            bounds_2C /= [len(lower.log_probs_T) for lower, _ in found]
+            bounds_2C /= [len(lower.log_probs_T) for lower, _ in pairs]
         bounds_2C[:, [first != place for place, first in enumerate(firsts)]] = -np.inf
         scores_C, uppers_C = bounds_2C
         chosen = None if np.isneginf(scores_C).all() else int(np.argmax(scores_C))
@@ -167,9 +162,9 @@ class ChoiceMethod:
         return Choice(
             chosen=chosen,
             gold=firsts[question.gold],
-            log_probs_C=np.array([lower.log_prob for lower, _ in found]) if exact else None,
+            log_probs_C=np.array([lower.log_prob for lower, _ in pairs]) if exact else None,
             probabilities_C=(equal_C if chosen is None else np.exp(log_softmax(scores_C))) if exact else None,
-            shares={} if chosen is None else found[chosen][0].shares(asked.prompts),
+            shares={} if chosen is None else pairs[chosen][0].shares(asked.prompts),
             cut=asked.cut,
             certified=exact or (chosen is not None and scores_C[chosen] >= np.delete(uppers_C, chosen).max()),
         )
@@ -177,47 +172,44 @@ class ChoiceMethod:
     def _tokens(self, question: questions.ChoiceQuestion) -> list[IntArray]:
         """Return the tokens of each choice after the prompt; UsageError if two choices have the same tokens."""
         key = question.text, question.choices
-        if key in self._known:
-            return self._known[key]
+        if key in self._encoded:
+            return self._encoded[key]
         texts = self.texts(question)
         tokenizer = self._scorer.tokenizer
         prompt = self._encoder.encode(self._prompt.text(question.text, [], choices=question.choices)).tokens
         tokens = [tokens_after(prompt, self._prompt.format_answer(text), tokenizer) for text in texts]
-        for text, own in zip(texts, tokens, strict=True):
-            if len(own) == 0:
+        for text, choice_tokens in zip(texts, tokens, strict=True):
+            if len(choice_tokens) == 0:
                 raise UsageError(f"choice {text!r} of question {question.id} has no tokens for {self._scorer.name}.")
-        for one, other in combinations(sorted({texts.index(text) for text in texts}), 2):
-            if np.array_equal(tokens[one], tokens[other]):
+        for first, second in combinations(sorted({texts.index(text) for text in texts}), 2):
+            if np.array_equal(tokens[first], tokens[second]):
                 raise UsageError(
-                    f"choices {question.letters[one]} and {question.letters[other]} of question {question.id} are the "
-                    f"same tokens for {self._scorer.name}, which cannot tell them apart."
+                    f"choices {question.letters[first]} and {question.letters[second]} of question {question.id} are "
+                    f"the same tokens for {self._scorer.name}, which cannot tell them apart."
                 )
-        self._known[key] = tokens
+        self._encoded[key] = tokens
         return tokens
 
 
 def letter_of(answer: str, letters: str) -> int | None:
-    """Return the index of the letter that an answer is, such as "B", "(b)" or "The answer is B."; None for another one.
-    Articles count: REPLUG's code removes them, so that the letter A equals an empty answer."""
+    """Return the index of the letter that an answer is, such as "(b)" or "The answer is B."; None for another."""
     letter = metrics.without_punctuation(answer.rpartition(_BEFORE_LETTER)[2]).upper()
     return letters.index(letter) if letter in tuple(letters) else None
 
 
 def choice_columns(choices: Sequence[Choice], subjects: Sequence[str]) -> dict[str, Column]:
-    """Return the measures of each question: whether its choice is right, in all and in each category of MMLU that there
-    is; and if all have probabilities, the Brier score, and the natural logarithm of the probability of the right
-    choice, unless one is 0."""
-    right_U = np.array([float(one.right) for one in choices])
+    """Return the accuracy, in all and in each category of MMLU, and the measures of probabilities if all have them."""
+    right_U = np.array([float(choice.right) for choice in choices])
     categories_U = np.array([category_of(subject) or "" for subject in subjects])
     columns = {"accuracy": Column(Units.each(right_U), "share")}
     for category in CATEGORIES:
         counts_U = (categories_U == category).astype(np.int64)
         if counts_U.any():
             columns[category] = Column(Units(right_U * counts_U, counts_U), "share")
-    known = [(one.probabilities_C, one.gold) for one in choices if one.probabilities_C is not None]
-    if len(known) == len(choices):
-        columns["brier_score"] = Column(Units.each(np.array([brier_score(*one) for one in known])), "mean")
-        golds_U = np.array([probabilities_C[gold] for probabilities_C, gold in known])
+    judged = [(choice.probabilities_C, choice.gold) for choice in choices if choice.probabilities_C is not None]
+    if len(judged) == len(choices):
+        columns["brier_score"] = Column(Units.each(np.array([brier_score(*pair) for pair in judged])), "mean")
+        golds_U = np.array([probabilities_C[gold] for probabilities_C, gold in judged])
         if golds_U.all():
             columns["gold_log_prob"] = Column(Units.each(np.log(golds_U)), "mean")
     return columns
@@ -241,8 +233,8 @@ def subject_figures(right: Sequence[bool], subjects: Sequence[str]) -> dict[str,
     if not figures:
         return {}
     return {
-        "mean_of_subjects": float(np.mean([one.value for one in figures.values()])),
-        "subjects": {name: {"questions": one.units, **one.fields("accuracy")} for name, one in figures.items()},
+        "mean_of_subjects": float(np.mean([share.value for share in figures.values()])),
+        "subjects": {name: {"questions": share.units, **share.fields("accuracy")} for name, share in figures.items()},
     }
 
 

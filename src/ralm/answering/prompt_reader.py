@@ -48,11 +48,11 @@ class PromptKeys:
 
 
 def open_prompt(text: Path | str) -> QuestionPrompt:
-    """A prompt by its name (one of `PROMPTS`), or from a TOML file; a chat may have keys:
-    `chat:turns=true,system="Be brief."`.
+    """Open a prompt by its name, or from a TOML file; a chat may have keys, `chat:turns=true,system="Be brief."`.
 
-    Raises InputError, naming the fault, if there is no such prompt, or if the file is not a prompt; UsageError if a key
-    is wrong.
+    Raises:
+        InputError: There is no such prompt, or the file is not a prompt; the message names the fault.
+        UsageError: A key is wrong.
     """
     name, _, keys = str(text).partition(":")
     changed = parse_keys(PromptKeys, keys, f"`prompt` {name}")
@@ -68,19 +68,18 @@ def open_prompt(text: Path | str) -> QuestionPrompt:
 
 
 def chosen_prompt(
-    prompt: QuestionPrompt | None, tokenizer: Tokenizer, reader: Reader, options: AnswerOptions, given: Container[str]
+    prompt: QuestionPrompt | None, tokenizer: Tokenizer, reader: Reader, options: AnswerOptions, named: Container[str]
 ) -> tuple[QuestionPrompt, AnswerOptions]:
-    """Return the prompt, by default `chat` for a model with a chat template, else that of the paper that has this
-    reader; and how an answer is drawn: after a chat as `CHAT_ANSWER`, but for the options that are `given`."""
+    """Return the prompt, by default `chat` or the paper's with this reader, and the options, `as_chat` after a chat."""
     if prompt is None:
         paper = "replug" if isinstance(reader, Ensemble) else "in-context-ralm"
         prompt = open_prompt("chat" if has_chat_template(tokenizer) else paper)
-    return prompt, as_chat(options, given) if prompt.chat else options
+    return prompt, as_chat(options, named) if prompt.chat else options
 
 
-def as_chat(options: AnswerOptions, given: Container[str]) -> AnswerOptions:
-    """Return the options as `CHAT_ANSWER`, but for those that are `given`."""
-    usual = {name: getattr(CHAT_ANSWER, name) for name in ("new_tokens", "stop") if name not in given}
+def as_chat(options: AnswerOptions, named: Container[str]) -> AnswerOptions:
+    """Return the options as `CHAT_ANSWER`, but for those that are `named`."""
+    usual = {name: getattr(CHAT_ANSWER, name) for name in ("new_tokens", "stop") if name not in named}
     return replace(options, **usual)
 
 
@@ -102,8 +101,7 @@ def _parsed(content: str, where: str) -> QuestionPrompt:
 
 
 def _check_places(prompt: QuestionPrompt, keys: Container[str]) -> None:
-    """Raise UsageError if a text lacks a place or has an unknown one, if the question or the choices stand where a long
-    prompt is cut, if only some texts show the choices, or if none shows them although the `keys` say how."""
+    """Raise UsageError if places are missing, unknown or where a prompt is cut, or if a text never shows choices."""
     for name, (required, allowed) in _PLACES.items():
         places = PLACE.findall(getattr(prompt, name))
         if lacking := [place for place in required if place not in places]:

@@ -21,14 +21,11 @@ from ralm.reading.tokens import first_tokens
 from ralm.records import IntArray, Message, Passage
 
 QuestionForm = Literal["as it is", "lower first letter, question mark"]
-"""The form of a question in a prompt. The second is that of In-Context RALM's code: a question mark is appended unless
-it has one, and the first letter is lowered."""
+"""The form of a question in a prompt; the second is that of In-Context RALM's code."""
 
 LETTERS: Final = string.ascii_uppercase
-"""The letters of choices, in order."""
 PLACE: Final = re.compile(r"\{(question|choices|documents|number|title|text|answer|letter|choice)\}")
 ASKING: Final = ("closed", "one", "several")
-"""The texts of a prompt that ask the question."""
 CHOICES_PLACE: Final = "{choices}"
 
 
@@ -81,24 +78,23 @@ class QuestionPrompt:
         return all("{question}" in form.partition("{documents}")[2] for form in (self.one, self.several))
 
     def format_question(self, question: str) -> str:
-        """The question in the form of this prompt."""
+        """Return the question in the form of this prompt."""
         if self.question == "as it is":
             return question
         marked = question if question.endswith("?") else f"{question}?"
         return marked[0].lower() + marked[1:]
 
     def format_answer(self, answer: str) -> str:
-        """An answer in the form of this prompt."""
+        """Return an answer in the form of this prompt."""
         return _filled(self.answer, {"answer": answer})
 
     def text(
         self, question: str, passages: Sequence[Passage], choices: Sequence[str] = (), *, several: bool | None = None
     ) -> "PromptText":
-        """The prompt of a question with these passages, best first, and these choices.
+        """Return the prompt of a question with these passages, best first, and these choices.
 
-        `several` chooses the wording: by default that for several passages if there are more than one, and for none if
-        there are none. In the official code it depends on how many were requested. Raises UsageError if the prompt
-        shows choices and there are none.
+        `several` chooses the wording for several passages, also around one or none; by default their number does.
+        Raises UsageError if the prompt shows choices and there are none.
         """
         if self.shows_choices and not choices:
             raise UsageError(f"this prompt shows choices, and the question {question[:60]!r} has none.")
@@ -118,21 +114,21 @@ class QuestionPrompt:
         return PromptText(documents=_filled(begin, values) + documents, question=_filled(rest, values))
 
     def same_words(self, *, several: bool, number: int | None = None) -> "QuestionPrompt":
-        """This prompt with the words for one passage or for several, also around none; `number` is the first one's."""
+        """Return this prompt with the words for one passage or for several around any; `number` is the first one's."""
         form, called = self.several if several else self.one, "{number}" if number is None else str(number)
         return replace(self, closed=form, one=form, document=self.document.replace("{number}", called))
 
     def demonstration(
         self, question: str, answer: str, passages: Sequence[Passage], choices: Sequence[str] = ()
     ) -> str:
-        """A question with its passages, its choices and its answer, to stand before another prompt."""
+        """Return a question with its passages, choices and answer, to stand before another prompt."""
         prompt = self.text(question, passages, choices)
         return f"{prompt.documents}{prompt.question}{self.format_answer(answer)}{self.after}"
 
     def turn(
         self, question: str, answer: str, passages: Sequence[Passage], choices: Sequence[str] = ()
     ) -> tuple[Message, Message]:
-        """A question with its passages, its choices and its answer, as messages of the user and the assistant."""
+        """Return a question with its passages, choices and answer, as messages of the user and the assistant."""
         asked = str(self.text(question, passages, choices))
         return Message("user", asked), Message("assistant", self.format_answer(answer).strip())
 
@@ -149,7 +145,7 @@ class PromptText:
 
 
 def _filled(form: str, values: dict[str, str]) -> str:
-    """A text with its places filled; other braces, and those in the values, stay."""
+    """Return a text with its places filled; other braces, and those in the values, stay."""
     return PLACE.sub(lambda place: values.get(place[1], place[0]), form)
 
 
@@ -165,7 +161,7 @@ class Conversation:
 
     @classmethod
     def of(cls, question: "str | Conversation") -> "Conversation":
-        """A question as a conversation of one message; a conversation as it is."""
+        """Return a question as a conversation of one message; a conversation as it is."""
         return cls((Message("user", question),)) if isinstance(question, str) else question
 
     @property
@@ -179,14 +175,14 @@ class Conversation:
         return self.question if self.query is None else self.query
 
     def after(self, system: str, turns: Sequence[Message] = ()) -> "Conversation":
-        """The same conversation after turns of demonstrations, and after a system message unless it has one."""
-        own = [one for one in self.messages if one.role == "system"]
-        given = [Message("system", system)] if system and not own else own
-        others = [one for one in self.messages if one.role != "system"]
-        return replace(self, messages=(*given, *turns, *others))
+        """Return the same conversation after turns of demonstrations, and after a system message unless it has one."""
+        systems = [message for message in self.messages if message.role == "system"]
+        leading = [Message("system", system)] if system and not systems else systems
+        rest = [message for message in self.messages if message.role != "system"]
+        return replace(self, messages=(*leading, *turns, *rest))
 
     def with_question(self, text: str) -> "Conversation":
-        """The same conversation with this text as the message that is answered."""
+        """Return the same conversation with this text as the message that is answered."""
         place = last_of_user(self.messages)
         asked = replace(self.messages[place], content=text)
         return replace(self, messages=(*self.messages[:place], asked, *self.messages[place + 1 :]))
@@ -199,8 +195,7 @@ _CONTEXT_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How many tokens of a prompt's parts were cut because it did not fit; the question itself is never cut. `special`
-    are those of the special tokens that it begins with, which only official semantics cut."""
+    """How many tokens were cut of a prompt's parts; only official semantics cut `special` ones."""
 
     demonstrations: int = 0
     documents: int = 0
@@ -220,8 +215,11 @@ class Encoded:
 
 
 class PromptEncoder:
-    """Encodes prompts into at most `room` tokens; longer ones are cut at the beginning of the text. The special tokens
-    that it begins with stay, but in In-Context RALM's code (`keep_first`), and so do those of a `chat` around it."""
+    """Encodes prompts into at most `room` tokens; longer ones are cut at the beginning of the text.
+
+    Special tokens that it begins with stay unless `keep_first` is false, as in In-Context RALM's code; those of a
+    `chat` around it stay, too.
+    """
 
     def __init__(self, tokenizer: Tokenizer, room: int, *, keep_first: bool = True, chat: bool = False) -> None:
         self._tokenizer = full_tokenizer(tokenizer)
@@ -238,10 +236,11 @@ class PromptEncoder:
         conversation: Conversation | None = None,
         turns: Sequence[tuple[Message, Message]] = (),
     ) -> Encoded:
-        """Return the tokens of a prompt after its demonstrations; of a chat, as the message that is answered in a
-        conversation, or else as the only one, after `turns`. If it does not fit, the first turns are left out one by
-        one, then the demonstrations are cut, then the passages. Raises LengthError if the part that asks the question
-        does not fit, ChatError if a model has no chat template or rejects the messages."""
+        """Return the tokens of a prompt after its demonstrations, or as the message that a conversation asks.
+
+        If it does not fit, the first `turns` are left out one by one, then demonstrations are cut, then passages.
+        Raises LengthError if the question does not fit, ChatError if a chat template lacks or rejects the messages.
+        """
         text = demonstrations + str(prompt)
         asked = conversation or Conversation.of(text)
 
@@ -277,7 +276,7 @@ class PromptEncoder:
         return Encoded(remaining, cut, after_passages)
 
     def _encoded(self, text: str, conversation: Conversation) -> tuple[IntArray, IntArray]:
-        """The tokens of a prompt and their spans; those that it begins with have empty spans at 0."""
+        """Return the tokens of a prompt and their spans; those that it begins with have empty spans at 0."""
         if self._chat:
             encoded = self._tokenizer.encode_chat(conversation.with_question(text).messages)
             if encoded is None:
@@ -297,14 +296,14 @@ class PromptEncoder:
 
 
 def prompt_config(prompt: QuestionPrompt, tokenizer: Tokenizer) -> dict[str, JsonValue]:
-    """Everything about a prompt that decides its tokens; of a chat template, a hash of its output."""
+    """Return everything about a prompt that decides its tokens; of a chat template, a hash of its output."""
     written = full_tokenizer(tokenizer).encode_chat(_SAMPLE) if prompt.chat else None
     template = None if written is None else blake2b(written[0].tobytes(), digest_size=8).hexdigest()
     return {**asdict(prompt), "chat_template": template}
 
 
 def tokens_after(prompt: IntArray, text: str, tokenizer: Tokenizer) -> IntArray:
-    """The token ids (int64) of a text that continues a prompt (int64); alone, SentencePiece adds a space to it."""
+    """Return the tokens (int64) of a text that continues a prompt; alone, SentencePiece adds a space to it."""
     before = tokenizer.decode(prompt[-_CONTEXT_TOKENS:])
     begin, whole = tokenizer.encode(before), tokenizer.encode(before + text)
     continues = np.array_equal(whole[: len(begin)], begin)

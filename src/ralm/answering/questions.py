@@ -22,10 +22,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictIn
 
 from ralm.answering.options import QuestionFields
 from ralm.answering.prompts import LETTERS
-from ralm.corpus import documents, files
-from ralm.corpus.folder import HUB_PREFIX
-from ralm.corpus.formats import arrow, tables
-from ralm.corpus.formats.json_records import check_surrogates, has_surrogates, records_of_lines
+from ralm.corpus import documents, files, folder
+from ralm.corpus.formats import arrow, json_records, tables
 from ralm.errors import CorpusError, InputError, UsageError
 from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.validation import check_strings
@@ -45,8 +43,7 @@ _Read = TypeVar("_Read")
 class Question:
     """A question, the answers that count as right, and the passages that its file has for it, best first.
 
-    `id` is the one in the file, or its place there, from 1. Without `answers`, an answer cannot be judged. `choices`
-    are for prompts that show them; `stem` is the question alone if `text` lists them too.
+    `id` is the one in the file, or its place there, from 1. `stem` is the question alone if `text` lists its choices.
     """
 
     id: str
@@ -63,10 +60,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceQuestion:
-    """A question with its choices, the index of the right one (`gold`), its subject, if the file names one, and the
-    passages that the file has for it.
+    """A question with its choices, the index of the right one (`gold`), its subject, and the passages of its file.
 
-    Raises UsageError if there are not 2 to 26 choices, if one is empty, or if `gold` is none of them.
+    Raises:
+        UsageError: There are not 2 to 26 choices, one is empty, or `gold` is none of them.
     """
 
     id: str
@@ -108,11 +105,11 @@ class ChoiceQuestion:
 def identity_of(questions: Sequence[Question | ChoiceQuestion], *, with_passages: bool = False) -> str:
     """Return a hash of what is asked and what is right, and of the passages that questions have if these are read."""
     digest = hashlib.sha256()
-    for one in questions:
-        content: list[Any] = [one.id, one.text]
-        content += one.answers if isinstance(one, Question) else ([*one.choices], one.gold, one.subject)
+    for asked in questions:
+        content: list[Any] = [asked.id, asked.text]
+        content += asked.answers if isinstance(asked, Question) else ([*asked.choices], asked.gold, asked.subject)
         if with_passages:
-            content += [[passage.title, passage.text, passage.score] for passage in one.passages]
+            content += [[passage.title, passage.text, passage.score] for passage in asked.passages]
         digest.update(json.dumps(content).encode())
     return digest.hexdigest()
 
@@ -122,8 +119,9 @@ def read_questions(
 ) -> list[Question]:
     """Read the questions of a file or of a hub dataset (`hf:NAME[:CONFIG][:SPLIT]`), at most the first `limit`.
 
-    Raises InputError, naming the line or the place, if the source is missing, empty or malformed, or if a
-    question is empty or has no field of answers; MissingExtraError if a dataset needs the extra `datasets`.
+    Raises:
+        InputError: The source is missing, empty or malformed; the message names the line or the place.
+        MissingExtraError: A dataset needs the extra `datasets`.
     """
     with _input_errors():
         questions = []
@@ -137,12 +135,7 @@ def read_questions(
 def read_choice_questions(
     source: Path | str, fields: QuestionFields | None = None, *, limit: int | None = None
 ) -> list[ChoiceQuestion]:
-    """Read the questions of a file, of the CSV files in a folder, or of a hub dataset (`hf:NAME[:CONFIG][:SPLIT]`); of
-    each subject at most the first `limit`.
-
-    Raises InputError, naming the line or the place, if the source is missing, empty or malformed, or if a question
-    lacks a field or is no `ChoiceQuestion`; MissingExtraError if a dataset needs the extra `datasets`.
-    """
+    """Read questions with choices as `read_questions`, also from a folder of CSV files; `limit` counts by subject."""
     taken: Counter[str] = Counter()
     questions = []
     with _input_errors():
@@ -170,7 +163,6 @@ def _not_empty(source: Path | str, questions: list[_Read]) -> list[_Read]:
 
 @contextmanager
 def _input_errors() -> Iterator[None]:
-    """Turn errors of reading a corpus into InputError."""
     try:
         yield
     except CorpusError as error:
@@ -178,9 +170,8 @@ def _input_errors() -> Iterator[None]:
 
 
 def _records(source: str) -> Iterator[_Record]:
-    """Return the records of a source."""
-    if source.startswith(HUB_PREFIX):
-        rows = arrow.dataset_records(source.removeprefix(HUB_PREFIX), lambda schema: schema.names)
+    if source.startswith(folder.HUB_PREFIX):
+        rows = arrow.dataset_records(source.removeprefix(folder.HUB_PREFIX), lambda schema: schema.names)
         return ((f"{source}, row {place}", _with_line_feeds(row)) for place, row in enumerate(rows))
     path = Path(source)
     suffix = _TABLE if path.is_dir() else files.suffix_of(path.name)
@@ -193,7 +184,6 @@ def _records(source: str) -> Iterator[_Record]:
 
 
 def _with_line_feeds(value: Any) -> Any:
-    """Return a JSON value whose texts have line feeds."""
     if isinstance(value, Mapping):
         return {name: _with_line_feeds(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -214,13 +204,13 @@ def _json_records(path: Path) -> Iterator[_Record]:
         raise InputError(
             f"{path} is neither an array of questions (DPR) nor an object with `data` (SQuAD) or `Data` (TriviaQA)."
         )
-    may_be_invalid = has_surrogates(text)
+    may_be_invalid = json_records.has_surrogates(text)
     for number, row in enumerate(content, 1):
         where = f"{path}, question {number}"
         if not isinstance(row, dict):
             raise InputError(f"{where} is not an object with fields.")
         if may_be_invalid:
-            check_surrogates(row, where)
+            json_records.check_surrogates(row, where)
         if "question" not in row:
             row = {_TRIVIA_QA.get(name, name): value for name, value in row.items()}
         yield where, row
@@ -275,7 +265,6 @@ def _csv_records(path: Path) -> Iterator[_Record]:
 
 
 def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the rows of a table, each with a name for its place; empty lines are ignored."""
     reader = csv.reader(io.StringIO(files.whole_text(path), newline=""), delimiter=delimiter)
     while True:
         where = f"{path}, line {reader.line_num + 1}"
@@ -290,7 +279,7 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
 
 
 _READERS: Final[Mapping[str, Callable[[Path], Iterator[_Record]]]] = {
-    ".jsonl": records_of_lines,
+    ".jsonl": json_records.records_of_lines,
     ".json": _json_records,
     ".tsv": _table_records,
     _TABLE: _csv_records,
@@ -299,8 +288,7 @@ _READERS: Final[Mapping[str, Callable[[Path], Iterator[_Record]]]] = {
 
 
 def _listed(value: Any) -> Any:
-    """Return answers as a list: one text, a list or one in a text (PopQA, DPR), texts by name (SQuAD), or a value with
-    its aliases (TriviaQA)."""
+    """Return a list from a text, a list or one in a text (PopQA), texts by name (SQuAD), or a value with aliases."""
     if isinstance(value, Mapping):
         by_name = {str(name).lower(): item for name, item in value.items()}
         if "text" in by_name:

@@ -62,7 +62,7 @@ _CONTINUES: Final = regex.compile(r"[\p{L}\p{N}\p{M},;)'\u2019\u201d][ \t]*\Z")
 """The end of a text whose next word begins no sentence."""
 _WORDS: Final = 3
 """A run of so many words is a quote, whatever they are."""
-_OWN_WORDS: Final = 2
+_COPIED_WORDS: Final = 2
 _LETTERS: Final = 3
 """The letters that a name has at least."""
 
@@ -86,15 +86,13 @@ class _Words(NamedTuple):
         return cls([_form(text[slice(*span)].strip("_")) for span in spans], spans)
 
     def characters(self, begin: int, end: int) -> TextSpan:
-        """The characters from a word to the one before `end`."""
         return self.spans[begin][0], self.spans[end - 1][1]
 
 
-def cited_numbers(answer: str, count: int, own: str = "") -> dict[int, list[TextSpan]]:
-    """The numbers from 1 to `count` that an answer cites, as in [1] or [2, 3], each with the spans of its citations.
-    Those in words that stand in `own`, the prompt without passages, are copied and cite nothing."""
-    found: dict[int, list[TextSpan]] = {}
-    copied = {place for span in own_spans(answer, own) for place in range(*span)}
+def cited_numbers(answer: str, count: int, prompt: str = "") -> dict[int, list[TextSpan]]:
+    """Return the spans of the citations of each number from 1 to `count`, without those copied from the `prompt`."""
+    cited: dict[int, list[TextSpan]] = {}
+    copied = {place for span in copied_spans(answer, prompt) for place in range(*span)}
     for citation in citations_of(answer):
         if not copied.isdisjoint(range(*citation.span())):
             continue
@@ -102,45 +100,44 @@ def cited_numbers(answer: str, count: int, own: str = "") -> dict[int, list[Text
             ends = [int(number) for number in regex.findall(r"\d+", numbers)]
             if ends[0] >= 1 and ends[-1] <= count:
                 for number in range(ends[0], ends[-1] + 1):
-                    found.setdefault(number, []).append(citation.span())
-    return {number: [*dict.fromkeys(spans)] for number, spans in sorted(found.items())}
+                    cited.setdefault(number, []).append(citation.span())
+    return {number: [*dict.fromkeys(spans)] for number, spans in sorted(cited.items())}
 
 
-def quotes(answer: str, passage: str, own: str = "", others: Sequence[str] = ()) -> list[Quote]:
-    """What an answer quotes from a passage, by the rule of this module, in the order of the answer; `own` is the prompt
-    without passages, and `others` are the passages of other documents."""
-    said, read, asked = _Words.of(answer), _Words.of(passage), _Words.of(own)
+def quotes(answer: str, passage: str, prompt: str = "", elsewhere: Sequence[str] = ()) -> list[Quote]:
+    """Return what an answer quotes from a passage, in its order; `prompt` has no passages, `elsewhere` all others."""
+    said, read, asked = _Words.of(answer), _Words.of(passage), _Words.of(prompt)
     names, listed = _names((answer, said), (passage, read)), {number.start() for number in _LISTED.finditer(answer)}
-    copied = {place for begin, end, _ in _runs(said.forms, asked.forms, _OWN_WORDS) for place in range(begin, end)}
+    copied = {place for begin, end, _ in _runs(said.forms, asked.forms, _COPIED_WORDS) for place in range(begin, end)}
     free = ["" if place in copied else form for place, form in enumerate(said.forms)]
-    known, elsewhere, found = {*asked.forms}, _form("\n".join(others)), []
+    asked_forms, other_forms, quoted = {*asked.forms}, _form("\n".join(elsewhere)), []
     for begin, end, at in _runs(free, read.forms, 1):
-        new = [place for place in range(begin, end) if said.forms[place] not in known]
+        new = [place for place in range(begin, end) if said.forms[place] not in asked_forms]
         words = [answer[slice(*said.spans[place])] for place in new]
         told = [said.forms[place] for place in new if said.spans[place][0] not in listed]
         if (
             len(new) >= _WORDS
             or (new and end - begin == len(said.forms))
             or any(form in names and (len(form) > 1 or len(new) > 1) for form in told)
-            or any(_RARE.search(word) and _form(word) not in elsewhere for word in words)
+            or any(_RARE.search(word) and _form(word) not in other_forms for word in words)
         ):
-            found.append(Quote(said.characters(begin, end), read.characters(at, at + end - begin)))
-    return found
+            quoted.append(Quote(said.characters(begin, end), read.characters(at, at + end - begin)))
+    return quoted
 
 
 def word_spans(text: str) -> list[TextSpan]:
-    """The spans of the words of a text."""
+    """Return the spans of the words of a text."""
     return [word.span() for word in _WORD.finditer(text)]
 
 
-def own_spans(answer: str, own: str) -> list[TextSpan]:
-    """The spans of two words or more of an answer that stand one after the other in the prompt without passages."""
+def copied_spans(answer: str, prompt: str) -> list[TextSpan]:
+    """Return the spans of two words or more of an answer that stand together in the prompt without passages."""
     said = _Words.of(answer)
-    return [said.characters(begin, end) for begin, end, _ in _runs(said.forms, _Words.of(own).forms, _OWN_WORDS)]
+    return [said.characters(begin, end) for begin, end, _ in _runs(said.forms, _Words.of(prompt).forms, _COPIED_WORDS)]
 
 
 def citations_of(answer: str) -> "Iterator[regex.Match[str]]":
-    """The citations of an answer, whatever their numbers, without those in code."""
+    """Return the citations of an answer, whatever their numbers, without those in code."""
     return _CITATION.finditer(_CODE.sub(lambda code: "." * len(code[0]), answer))
 
 
@@ -149,7 +146,6 @@ def _form(text: str) -> str:
 
 
 def _names(*texts: tuple[str, _Words]) -> set[str]:
-    """The words of these texts that are numbers or names."""
     places: dict[str, list[tuple[str, int, int]]] = {}
     for text, (forms, spans) in texts:
         for form, (begin, _), (previous, _) in zip(forms, spans, [(0, 0), *spans], strict=False):
@@ -160,13 +156,11 @@ def _names(*texts: tuple[str, _Words]) -> set[str]:
     return numbers | {form for form in inside if len(form) >= _LETTERS}
 
 
-def _runs(words: Sequence[str], others: Sequence[str], least: int) -> list[tuple[int, int, int]]:
-    """Common runs of at least `least` words: the longest first, then those on either side of it; each with its first
-    place, one past its last, and its first place in the others; in ascending order. Each place waits with the longest
-    run from there, and once more with what a longer one leaves of it."""
-    letters = {word: chr(number) for number, word in enumerate({*words}.intersection(others), 2)}
-    said, read = ("".join(letters.get(word, rest) for word in text) for text, rest in ((words, "\0"), (others, "\1")))
-    waiting, starts, covered, found, end = [], [len(said)], set[int](), list[tuple[int, int, int]](), 0
+def _runs(words: Sequence[str], source: Sequence[str], least: int) -> list[tuple[int, int, int]]:
+    """Return first place, end and place in the source of common runs, taken longest first, then on either side."""
+    letters = {word: chr(number) for number, word in enumerate({*words}.intersection(source), 2)}
+    said, read = ("".join(letters.get(word, rest) for word in text) for text, rest in ((words, "\0"), (source, "\1")))
+    waiting, starts, covered, runs, end = [], [len(said)], set[int](), list[tuple[int, int, int]](), 0
     for begin in range(len(said)):
         end, at = max(begin, end), 0
         while end < len(said) and (at := read.find(said[begin : end + 1], at)) >= 0:
@@ -179,7 +173,7 @@ def _runs(words: Sequence[str], others: Sequence[str], least: int) -> list[tuple
         if end - begin < -length and begin not in covered:
             heappush(waiting, (begin - end, begin))
         elif end - begin >= least and begin not in covered:
-            found.append((begin, end, read.find(said[begin:end])))
+            runs.append((begin, end, read.find(said[begin:end])))
             covered.update(range(begin, end))
             insort(starts, begin)
-    return sorted(found)
+    return sorted(runs)

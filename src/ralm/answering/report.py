@@ -1,6 +1,5 @@
 """Reads the folder of a run of questions as the data of a report: answers, and passages with the answer marked."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,16 +12,14 @@ from ralm.answering import metrics, run
 from ralm.answering.quotes import quotes
 from ralm.errors import DamagedFolderError
 from ralm.runs import report, tables
-from ralm.runs.run import PASSAGES, SUMMARY
-from ralm.runs.tables import damage_errors
+from ralm.runs.run import PASSAGES, read_summary
 from ralm.storage.manifest import open_consistently
 
 _DECIMALS: Final = 4
 
 
 def report_of_answers(path: Path | str, shown: int | None = None) -> dict[str, Any]:
-    """Return the report of a folder that `ralm qa --out` wrote, as JSON: its first `shown` questions (None: all) of the
-    `total`, their passages, the settings by label, and the measures of all questions."""
+    """Return the report of a folder that `ralm qa --out` wrote, with its first `shown` questions (None: all)."""
     path = Path(path)
     summary, answers, passages = open_consistently(path, lambda: _read(path))
     rows = {row["passage"]: row for row in passages.to_pylist()}
@@ -44,26 +41,21 @@ def report_of_answers(path: Path | str, shown: int | None = None) -> dict[str, A
 
 
 def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
-    """Return the summary of a folder, its questions and its passages."""
     answers = run.read_table(path, run.ANSWERS_KIND)
-    with damage_errors(path, run.REMEDY):
+    with tables.damage_errors(path, run.REMEDY):
         passages = pq.read_table(path / PASSAGES)
-        summary = json.loads((path / SUMMARY).read_bytes())
-    if not isinstance(summary, dict):
-        raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; {run.REMEDY}.")
+    summary = read_summary(path, run.REMEDY)
     columns = {**tables.PASSAGE_COLUMNS, "metadata": pa.string()}
     return summary, answers, tables.select_columns(path, passages, columns, remedy=run.REMEDY)
 
 
 def _passage(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A passage, with the place where its document is."""
     shown = {name: row[name] for name in tables.PASSAGE_COLUMNS}
     return {**shown, "place": tables.passage_in(path, row).place}
 
 
 def _question(row: Mapping[str, Any], passages: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """One question with its answers and passages: `marked` characters hold an answer, `quotes` are those that the
-    answer quotes, and `share` is null unless the passages shared the answer as an ensemble."""
+    """Return a question with answers and passages, the characters `marked` that hold an answer, and those quoted."""
     is_shared = sum(share > 0 for share in row["shares"]) > 1
     return {
         "id": row["question_id"],
@@ -76,7 +68,7 @@ def _question(row: Mapping[str, Any], passages: Mapping[int, Mapping[str, Any]])
             {
                 "passage": number,
                 "share": round(share, _DECIMALS) if is_shared else None,
-                "quotes": [[*one.passage] for one in quotes(row["answer"], passages[number]["text"], row["question"])],
+                "quotes": [[*span] for _, span in quotes(row["answer"], passages[number]["text"], row["question"])],
                 "marked": metrics.answer_spans(passages[number]["text"], row["answers"]),
             }
             for number, share in zip(row["passages"], row["shares"], strict=True)

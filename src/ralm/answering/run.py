@@ -1,5 +1,8 @@
-"""Write the results of question answering and of multiple choice as folders (docs/formats.md): a table of answers or of
-choices, the passages that were read, the summary with the configuration, and the manifest."""
+"""Write the results of question answering and of multiple choice as folders (docs/formats.md).
+
+A folder has a table of answers or of choices, the passages that were read, the summary with the configuration, and the
+manifest.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,12 +22,9 @@ from ralm.protocols import WritingModel
 from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.sources import share_retrievals
 from ralm.records import Passage
-from ralm.runs import resume, run, tables
-from ralm.runs.sweep import SWEEP_KIND, Sweep, write_sweep
-from ralm.runs.units import write_units
+from ralm.runs import resume, run, sweep, tables, units
 from ralm.storage import manifest, outputs
 from ralm.storage.store import Store
-from ralm.terminal import to_json
 from ralm.validation import config_of
 
 ANSWERS_KIND: Final = outputs.FolderKind("answers")
@@ -62,7 +62,6 @@ ANSWERS_COLUMNS: Final = {
     **_CUT,
     **{f"{book}_{name}": kind for book in ("without", "closed") for name, kind in ANSWER_COLUMNS.items()},
 }
-"""The columns of `answers.parquet`."""
 _CHOICES_COLUMNS: Final = {
     "question_id": pa.string(),
     "subject": pa.string(),
@@ -75,7 +74,6 @@ _CHOICES_COLUMNS: Final = {
     **{f"closed_{name}": kind for name, kind in _CHOICE_COLUMNS.items()},
 }
 TABLES: Final = {ANSWERS_KIND: (ANSWERS_TABLE, ANSWERS_COLUMNS), CHOICES_KIND: (CHOICES_TABLE, _CHOICES_COLUMNS)}
-"""The table of each kind of folder, and its columns."""
 _NEVER_NULL: Final = {"question_id", "question", "answers", "choices", "gold", "passages", "shares", *_CUT}
 REMEDY: Final = "answer the questions again"
 _Config: TypeAlias = dict[str, JsonValue]
@@ -91,20 +89,21 @@ def run_questions(
     force: bool = False,
     **how: Any,
 ) -> evaluation.AnswerEvaluation[Any, Any]:
-    """Evaluate questions as `evaluate_questions` does, or as `evaluate_choices` does if they have choices, and write
-    the folder `out` atomically. `how` are the other arguments of these.
+    """Evaluate questions as `evaluate_questions` or `evaluate_choices` does, and write the folder `out` atomically.
 
-    If it is killed, call it again with the same arguments to resume. Raises the errors of the evaluation,
-    FolderExistsError if `out` exists and `force` is not set, and UsageError if a run with other settings was begun
-    there.
+    `how` are the other arguments of these. If it is killed, call it again with the same arguments to resume.
+
+    Raises:
+        FolderExistsError: `out` exists, and `force` is not set.
+        UsageError: A run with other settings was begun there.
     """
     kind = CHOICES_KIND if evaluation.have_choices(questions) else ANSWERS_KIND
     outputs.check_output(Path(out), kind=kind, force=force)
     config = questions_config(questions, model, prompt, **how)
     with answer_store(out, config, force=force) as store:
-        found = evaluation.evaluate_answers(questions, model, prompt, baseline=baseline, store=store, **how)
-        write_answers(out, found, config, force=force)
-    return found
+        evaluated = evaluation.evaluate_answers(questions, model, prompt, baseline=baseline, store=store, **how)
+        write_answers(out, evaluated, config, force=force)
+    return evaluated
 
 
 def sweep_answers(
@@ -115,23 +114,22 @@ def sweep_answers(
     baseline: bool = False,
     out: Path | None = None,
     force: bool = False,
-) -> Sweep[evaluation.AnswerEvaluation[Any, Any]]:
-    """Evaluate the same questions with the arguments of `evaluate_answers` of every value of an option; values with one
-    source share retrievals. With `out`, write the folder of the sweep, and resume as `run_questions`."""
+) -> sweep.Sweep[evaluation.AnswerEvaluation[Any, Any]]:
+    """Evaluate the same questions with the arguments of every value of an option; resume as `run_questions`."""
     configs = {value: questions_config(model=model, **point) for value, point in points.items()}
     settings: _Config = {"option": option, "points": {**configs}}
     hits = [point.get("parts", IN_CONTEXT).hits for point in points.values()]
     shared = share_retrievals([point.get("source") for point in points.values()], hits)
     if out is not None:
-        outputs.check_output(out, kind=SWEEP_KIND, force=force)
+        outputs.check_output(out, kind=sweep.SWEEP_KIND, force=force)
     with nullcontext() if out is None else answer_store(out, settings, force=force) as store:
         evaluations = {}
         for (value, point), source in zip(points.items(), shared, strict=True):
             how = {**point, "source": source, "baseline": baseline, "store": store}
             evaluations[value] = evaluation.evaluate_answers(model=model, **how)
-        swept = Sweep(option, evaluations, configs)
+        swept = sweep.Sweep(option, evaluations, configs)
         if out is not None:
-            write_sweep(out, swept, partial(write_answers, force=False), force=force)
+            sweep.write_sweep(out, swept, partial(write_answers, force=False), force=force)
     return swept
 
 
@@ -148,7 +146,7 @@ def answer_store(out: Path | str, config: _Config, *, force: bool) -> Iterator[S
 def questions_config(
     questions: evaluation.Questions, model: WritingModel, prompt: prompts.QuestionPrompt, **how: Any
 ) -> _Config:
-    """Everything that determines the figures, by name: equal configurations give equal figures."""
+    """Return everything that determines the figures, by name: equal configurations give equal figures."""
     drawn: AnswerOptions = how.get("options") or AnswerOptions()
     options: _Config = {**asdict(drawn), "stop": [*drawn.stop]}
     del options["top_logprobs"]  # it changes no draw
@@ -184,23 +182,21 @@ def read_table(folder: Path, kind: outputs.FolderKind) -> pa.Table:
 
 
 def write_answers(
-    out: Path | str, found: evaluation.AnswerEvaluation[Any, Any], config: _Config, *, force: bool
+    out: Path | str, evaluated: evaluation.AnswerEvaluation[Any, Any], config: _Config, *, force: bool
 ) -> None:
     """Write the folder of an evaluation atomically; FolderExistsError if `out` exists and `force` is not set."""
-    kind = CHOICES_KIND if found.has_choices else ANSWERS_KIND
+    kind = CHOICES_KIND if evaluated.has_choices else ANSWERS_KIND
     name, columns = TABLES[kind]
-    rows = [_choice_row(row) if found.has_choices else _answer_row(row) for row in found.rows]
+    rows = [_choice_row(row) if evaluated.has_choices else _answer_row(row) for row in evaluated.rows]
     table = pa.Table.from_pylist(rows, pa.schema(columns))
-    read = {passage.number: passage for row in found.rows for passage in row.passages}
+    read = {passage.number: passage for row in evaluated.rows for passage in row.passages}
     passages = pa.table(tables.passage_columns([read[number] for number in sorted(read)]))
     with outputs.new_folder(Path(out), kind=kind, force=force) as folder:
         pq.write_table(table, folder / name, compression="zstd")
         pq.write_table(passages, folder / run.PASSAGES, compression="zstd")
-        write_units(folder, found.units)
-        text = to_json({**found.summary(), "config": config}, indent=2)
-        (folder / run.SUMMARY).write_text(text + "\n", encoding="utf-8")
-        settings: _Config = {"config": config, "environment": run.environment()}
-        manifest.write_manifest(folder, kind=kind, settings=settings, counts={"questions": len(found.rows)})
+        units.write_units(folder, evaluated.units)
+        summary = {**evaluated.summary(), "config": config}
+        run.write_summary(folder, kind, summary, {"config": config}, {"questions": len(rows)})
 
 
 def _answer_row(row: Any) -> dict[str, Any]:
@@ -228,16 +224,16 @@ def _answer_values(judged: evaluation.JudgedAnswer) -> dict[str, Any]:
 
 
 def _choice_row(row: Any) -> dict[str, Any]:
-    one, books = row.question, {"": row.judged, "closed_": row.closed}
+    question, books = row.question, {"": row.judged, "closed_": row.closed}
     return {
-        "question_id": one.id,
-        "subject": one.subject or None,
-        "category": multiple_choice.category_of(one.subject),
-        "question": one.text,
-        "choices": one.choices,
-        "gold": one.letters[one.gold],
+        "question_id": question.id,
+        "subject": question.subject or None,
+        "category": multiple_choice.category_of(question.subject),
+        "question": question.text,
+        "choices": question.choices,
+        "gold": question.letters[question.gold],
         **_read_values(row.passages, row.judged.shares),
-        **_of_books(books, partial(_choice_values, one)),
+        **_of_books(books, partial(_choice_values, question)),
     }
 
 
@@ -254,7 +250,7 @@ def _choice_values(question: ChoiceQuestion, choice: multiple_choice.Choice) -> 
 
 
 def _of_books(books: Mapping[str, Any], values: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"{book}{name}": value for book, one in books.items() if one for name, value in values(one).items()}
+    return {f"{way}{name}": value for way, judged in books.items() if judged for name, value in values(judged).items()}
 
 
 def _cut_values(cut: prompts.Cut) -> dict[str, Any]:
@@ -264,5 +260,5 @@ def _cut_values(cut: prompts.Cut) -> dict[str, Any]:
 def _read_values(passages: Sequence[Passage], shares: Mapping[int, float]) -> dict[str, Any]:
     """Return the numbers of passages, and their shares; one that a file lists twice has its share at the first."""
     remaining = dict(shares)
-    numbers = [one.number for one in passages]
+    numbers = [passage.number for passage in passages]
     return {"passages": numbers, "shares": [remaining.pop(number, 0.0) for number in numbers]}

@@ -14,9 +14,8 @@ from ralm.answering.questions import Question, has_choices, read_choice_question
 from ralm.errors import InputError, UsageError
 from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading import concatenation, sampling, sources, tokens
+from ralm.reading import concatenation, rows, sampling, sources, tokens
 from ralm.reading.parts import IN_CONTEXT, Parts
-from ralm.reading.rows import PromptRows, PromptState
 from ralm.records import NO_PASSAGE, NO_READINGS, Hits, IntArray, Passage, Passages, PromptPrefix, Readings
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
 
@@ -29,7 +28,7 @@ class QuestionSource(Protocol):
         """Everything about the source that decides which passages it gives."""
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        """The k best passages of each question (fewer if fewer exist), and the passages that the hits number."""
+        """Return the k best passages of each question, fewer if fewer exist, and the passages that hits number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +42,35 @@ class GivenPassages:
     def read(cls, file: Path | str, fields: QuestionFields | None = None) -> Self:
         """Read the passages in a file of questions; if these have choices, they are found by them too.
 
-        Raises InputError if it is no such file, or if no question has passages.
+        Raises:
+            InputError: It is no such file, or no question has passages.
         """
         if has_choices(str(file), fields or QuestionFields()):
-            questions = [one.query for one in read_choice_questions(file, fields)]
+            questions = [question.query for question in read_choice_questions(file, fields)]
         else:
             questions = read_questions(file, fields)
-        if not any(one.passages for one in questions):
+        if not any(question.passages for question in questions):
             raise InputError(f"{file} has no passages: its questions have no `ctxs`.")
         return cls(questions, sources.file_config(Path(file)))
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        """Return the first k passages of each question in the file; InputError if it lacks one, or has its text several
-        times with other passages and without its id."""
+        """Return the first k passages of each question; InputError if the file lacks it or has several lists for it."""
         by_text: dict[str, list[Question]] = {}
-        for one in self.questions:
-            by_text.setdefault(one.text, []).append(one)
-        hits, passages = numbered_passages([_passages_for(one, by_text.get(one.text, [])) for one in questions])
+        for question in self.questions:
+            by_text.setdefault(question.text, []).append(question)
+        hits, passages = numbered_passages([_passages_for(asked, by_text.get(asked.text, [])) for asked in questions])
         return hits.first(k), passages
 
 
 def _passages_for(question: Question, alike: Sequence[Question]) -> Sequence[RetrievedPassage]:
     """Return the passages of the question in the file with the same text, or else those of the question itself."""
-    same = [one for one in alike if one.id == question.id] or alike
+    same = [candidate for candidate in alike if candidate.id == question.id] or alike
     if not same and question.passages:
         return question.passages
     where = f"question {question.id}: {question.text[:60]!r}"
     if not same:
         raise InputError(f"the file of passages does not have {where}.")
-    if any(one.passages != same[0].passages for one in same):
+    if any(candidate.passages != same[0].passages for candidate in same):
         raise InputError(f"the file of passages has several lists of passages, and none by id, for {where}.")
     return same[0].passages
 
@@ -84,30 +83,30 @@ def found_passages(
     k: int | None = None,
     options: sampling.GenerationOptions | None = None,
 ) -> tuple[Hits, Passages]:
-    """Return the k best passages of each question, by default as many as the reader reads, and the passages that the
-    hits number; none without a source. Retrievers and rerankers get the question as in both papers, retrievers its
-    choices too. A model that ranks reads a passage before the question, cut to the `document_tokens` of `options`."""
+    """Return the k best passages of each question, by default as many as the reader reads; none without a source.
+
+    Retrievers and rerankers get the question as in both papers, retrievers its choices too.
+    """
     k = parts.reader.hits if k is None else k
     if source is None:
         return Hits.none(len(questions), 1), ()
     if not isinstance(source, sources.FromRetriever):
         return source.find(questions, k)
-    queries, passages = [one.text for one in questions], source.passages
+    queries, passages = [question.text for question in questions], source.passages
     if parts.reranker is None:
         return source.search(queries, k), passages
     options = options or sampling.GenerationOptions()
     hits = source.search(queries, parts.reranker.candidates)
     documents = tokens.PassageDocuments(passages, model.tokenizer, options.document_tokens, options.bos)
-    prompts = [PromptState(model.tokenizer.encode(one.stem or one.text), None, NO_READINGS) for one in questions]
-    rows = PromptRows(prompts, queries, model, documents, passages, options)
-    return parts.choose(rows, hits, passages, k), passages
+    stems = (model.tokenizer.encode(question.stem or question.text) for question in questions)
+    prompts = [rows.PromptState(stem, None, NO_READINGS) for stem in stems]
+    prompt_rows = rows.PromptRows(prompts, queries, model, documents, passages, options)
+    return parts.choose(prompt_rows, hits, passages, k), passages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuestionInput:
-    """The prompts of a question, with their weights and passages, and the most that was cut of each part of one;
-    without prompts it is not answered. It may be a message of a `conversation`. With `parts` their mixer looks at what
-    is predicted after the prompts, and the evidence is their last `evidence` tokens, the same in all."""
+    """A question's prompts, none if it is not answered; a mixer in `parts` looks at their last `evidence` tokens."""
 
     question: Question
     prompts: Readings
@@ -118,10 +117,12 @@ class QuestionInput:
 
 
 class PromptBuilder:
-    """Puts questions and passages into prompts, as token ids that leave room for an answer. `demonstrations` stand
-    before every prompt, except before a question that is one of them. With `official` semantics such a question has no
-    prompts, as in the code of REPLUG; too long a prompt loses its special tokens first, and the wording for several
-    passages depends on how many were requested, as in the code of In-Context RALM."""
+    """Puts questions and passages into prompts, as token ids that leave room for an answer.
+
+    `demonstrations` stand before every prompt, except before a question that is one of them. With `official` semantics
+    such a question has no prompts, as in the code of REPLUG; too long a prompt loses its special tokens first, and the
+    wording depends on how many passages were requested, as in the code of In-Context RALM.
+    """
 
     def __init__(
         self,
@@ -142,9 +143,9 @@ class PromptBuilder:
             )
         self._official = semantics == "official"
         self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official, chat=prompt.chat)
-        if unanswered := [one for one, _ in demonstrations if not one.answers]:
+        if unanswered := [shown for shown, _ in demonstrations if not shown.answers]:
             raise UsageError(f"the demonstration {unanswered[0].text!r} has no answer.")
-        self._demonstrations = [(one.text, one.answers[0], passages, one.choices) for one, passages in demonstrations]
+        self._demonstrations = [(shown.text, shown.answers[0], read, shown.choices) for shown, read in demonstrations]
 
     def build(
         self,
@@ -153,9 +154,8 @@ class PromptBuilder:
         passages: Passages,
         conversation: Conversation | None = None,
     ) -> QuestionInput:
-        """Return the prompts of a question, or of a message of a `conversation`, with the passages of its hits, best
-        first; UsageError if it does not fit into the model, ChatError if the model's chat template rejects it."""
-        shown = [one for one in self._demonstrations if (one[0], one[3]) != (question.text, question.choices)]
+        """Return the prompts of a question with the passages of its hits; LengthError or ChatError if there is none."""
+        shown = [parts for parts in self._demonstrations if (parts[0], parts[3]) != (question.text, question.choices)]
         if self._official and len(shown) < len(self._demonstrations):
             return QuestionInput(question, NO_READINGS)
         name = f"question {question.id}"
@@ -173,20 +173,20 @@ class PromptBuilder:
             prompts = Readings.single(PromptPrefix(tokens_N, numbers))
         else:
             prompts = self._parts.readings(hits, documents)
-        cuts = [astuple(documents.written[one.passages].cut) for one in prompts if one.passages in documents.written]
-        found = QuestionInput(question, prompts, Cut(*map(max, zip(*cuts, strict=True))), conversation)
+        cuts = [astuple(encoded.cut) for encoded in documents.of(prompts)]
+        built = QuestionInput(question, prompts, Cut(*map(max, zip(*cuts, strict=True))), conversation)
         if not self._parts.looks_at(prompts):
-            return found
+            return built
         most = self._parts.evidence
         evidence = min(most, _common_end(name, prompts, documents)) if most else 0
-        return replace(found, parts=self._parts, evidence=evidence)
+        return replace(built, parts=self._parts, evidence=evidence)
 
 
 def _common_end(name: str, prompts: Readings, documents: "_PromptDocuments") -> int:
     """Return the number of tokens after the passages that all prompts end with; UsageError if there are none."""
-    after = [documents.written[one.passages].after_passages for one in prompts if one.passages in documents.written]
-    ends = [one.tokens[:0:-1] for one in prompts]  # nothing is before the first token
-    common = min(*(common_prefix_length(ends[0], one) for one in ends), *after) if len(after) == len(ends) else 0
+    after = [encoded.after_passages for encoded in documents.of(prompts)]
+    ends = [prompt.tokens[:0:-1] for prompt in prompts]  # nothing is before the first token
+    common = min(*(common_prefix_length(ends[0], end) for end in ends), *after) if len(after) == len(ends) else 0
     if common == 0:
         raise UsageError(
             f"the prompts of {name} end with different tokens, and the mixer weighs passages by the tokens after them: "
@@ -218,6 +218,10 @@ class _PromptDocuments:
         )
 
     encode_next = encode
+
+    def of(self, prompts: Readings) -> list[Encoded]:
+        """Return those of the prompts that were written here, with what was cut of them."""
+        return [self.written[prompt.passages] for prompt in prompts if prompt.passages in self.written]
 
     def encoded(
         self,

@@ -1,9 +1,9 @@
 """Evaluation of texts and of retrieval.
 
 perplexity.py    evaluates a text: token and word perplexity, bits per byte
-sweep.py         the same for several values of one option
 passages_read.py what a text was read with: how many tokens, and how much of it is copied
 intervals.py     figures over units, with their intervals
+comparison.py    the figures of several runs side by side
 retrieval.py     retrieval against relevance judgements
 """
 

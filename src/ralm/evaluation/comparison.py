@@ -41,8 +41,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitTable:
-    """The measures of a run over units, which are called `noun`. `identity` hashes what they are of: runs with the same
-    one have the same targets or questions."""
+    """The measures of a run over its units, called `noun`; equal `identity` means equal targets or questions."""
 
     noun: str
     identity: str
@@ -68,7 +67,7 @@ class Comparison:
     @property
     def units(self) -> int:
         """The number of units of the first run."""
-        return max((len(one.units.counts_U) for one in self.tables[0].columns.values()), default=0)
+        return max((len(column.units.counts_U) for column in self.tables[0].columns.values()), default=0)
 
     @cached_property
     def columns(self) -> Mapping[str, Mapping[int, Column]]:
@@ -79,52 +78,51 @@ class Comparison:
 
     def _shared(self, name: str) -> dict[int, Column]:
         tables = enumerate(self.tables)
-        known = {place: table.columns[name] for place, table in tables if name in table.columns}
-        counting = {place: one for place, one in known.items() if one.units.counts_U.any()}
-        alike = [one.units.counts_U > 0 for place, one in counting.items() if self._is_alike(place)]
+        columns = {place: table.columns[name] for place, table in tables if name in table.columns}
+        counting = {place: column for place, column in columns.items() if column.units.counts_U.any()}
+        alike = [column.units.counts_U > 0 for place, column in counting.items() if self._is_alike(place)]
         shared_U = np.logical_and.reduce(alike) if alike else np.zeros(0, dtype=np.bool_)
-        shared = {place: one.select(shared_U) if self._is_alike(place) else one for place, one in counting.items()}
-        return {place: one for place, one in shared.items() if one.units.counts_U.any()}
+        for place in filter(self._is_alike, counting):
+            counting[place] = counting[place].select(shared_U)
+        return {place: column for place, column in counting.items() if column.units.counts_U.any()}
 
     def _is_alike(self, place: int) -> bool:
-        """Whether a run is over the same targets or questions as the first."""
+        """Return whether a run is over the same targets or questions as the first."""
         return self.tables[place].identity == self.tables[0].identity
 
     @cached_property
     def figures(self) -> Mapping[str, Mapping[int, Estimate]]:
         """The figure of each run, by measure and by the place of the run."""
-        return {name: {place: one.figure for place, one in columns.items()} for name, columns in self.columns.items()}
+        return {name: {run: column.figure for run, column in of.items()} for name, of in self.columns.items()}
 
     @cached_property
     def changes(self) -> Mapping[str, Mapping[int, Estimate]]:
         """The changes of runs from the first, by measure and by the place of the run."""
         return {
             name: {
-                place: one.change_from(columns[0])
-                for place, one in columns.items()
-                if place > 0 and one.base is None and 0 in columns and self._is_alike(place)
+                place: column.change_from(columns[0])
+                for place, column in columns.items()
+                if place > 0 and column.base is None and 0 in columns and self._is_alike(place)
             }
             for name, columns in self.columns.items()
         }
 
     def estimates(self, place: int) -> dict[str, Estimate]:
         """Return the figures of a run by measure, and its changes from the first as `MEASURE_from_first`."""
-        found: dict[str, Estimate] = {}
+        estimates: dict[str, Estimate] = {}
         for name, figures in self.figures.items():
             if place in figures:
-                found[name] = figures[place]
+                estimates[name] = figures[place]
             if place in self.changes[name]:
-                found[f"{name}_from_first"] = self.changes[name][place]
-        return found
+                estimates[f"{name}_from_first"] = self.changes[name][place]
+        return estimates
 
     def as_json(self) -> dict[str, JsonValue]:
         """Return the number of units, and each run with its figures and changes."""
-        runs: list[JsonValue] = [
-            {"run": name, **fields_of(self.estimates(place))} for place, name in enumerate(self.names)
-        ]
-        return {self.noun: self.units, "runs": runs}
+        runs = ({"run": name, **fields_of(self.estimates(place))} for place, name in enumerate(self.names))
+        return {self.noun: self.units, "runs": [*runs]}
 
 
 def fields_of(estimates: Mapping[str, Estimate]) -> dict[str, JsonValue]:
     """Return estimates as JSON: each value under its name, and the ends of its interval beside it."""
-    return {key: value for name, one in estimates.items() for key, value in one.fields(name).items()}
+    return {key: value for name, estimate in estimates.items() for key, value in estimate.fields(name).items()}

@@ -25,7 +25,6 @@ from ralm.records import DoubleArray, FloatArray, IntArray
 LEVEL: Final = 0.05
 """The probability that an interval leaves out the true figure."""
 MIN_UNITS: Final = 10
-"""Fewer units give no interval."""
 _EQUAL: Final = 1e-6
 """Units that differ less, as a share of their level, are equal but for the rounding of log-probabilities."""
 NO_INTERVAL: Final = f"no interval: fewer than {MIN_UNITS} of them, or none differs"
@@ -86,8 +85,7 @@ class Units:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure or a change, with the ends of its 95% interval over so many units, and the two-sided `p_value` that the
-    true change is 0. The ends and the p-value are None where the units say nothing of them."""
+    """A figure or a change over `units`, with its 95% interval and the `p_value` of its being 0; None if unknown."""
 
     value: float
     units: int
@@ -141,15 +139,14 @@ def estimate(units: Units, statistic: Statistic) -> Estimate:
     if statistic == "share":
         return _share(units)
     figure = np.exp if statistic == "perplexity" else np.array
-    found = _student(units.mean, units.deviations_U, abs(units.mean), figure)
-    if statistic == "fraction" and found.low is not None and found.high is not None:
-        return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
-    return found
+    interval = _student(units.mean, units.deviations_U, abs(units.mean), figure)
+    if statistic == "fraction" and interval.low is not None and interval.high is not None:
+        return replace(interval, low=max(0.0, interval.low), high=min(1.0, interval.high))
+    return interval
 
 
 def compare(units: Units, base: Units, statistic: Statistic) -> Estimate:
-    """Return the change from the figure of a base to that of a run over the same units: the difference, or the
-    relative change, which is negative if the figure is lower. Units that count nothing in one of both are left out."""
+    """Return the change from a base, a difference or a relative change, over the units that both count."""
     both_U = (units.counts_U > 0) & (base.counts_U > 0)
     units, base = units.select(both_U), base.select(both_U)
     with np.errstate(invalid="ignore", divide="ignore"):  # of impossible texts
@@ -165,20 +162,18 @@ def compare(units: Units, base: Units, statistic: Statistic) -> Estimate:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return the p-values of a family of hypotheses so that the probability of any false rejection at 5% is at most 5%
-    (Holm, Scandinavian Journal of Statistics 6, 1979); None stays None."""
-    known = sorted((p_value, place) for place, p_value in enumerate(p_values) if p_value is not None)
+    """Return p-values such that rejecting below 5% rejects any truth in at most 5% of all families (Holm, 1979)."""
+    ranked = sorted((p_value, place) for place, p_value in enumerate(p_values) if p_value is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     highest = 0.0
-    for rank, (p_value, place) in enumerate(known):
-        highest = max(highest, min(1.0, (len(known) - rank) * p_value))
+    for rank, (p_value, place) in enumerate(ranked):
+        highest = max(highest, min(1.0, (len(ranked) - rank) * p_value))
         adjusted[place] = highest
     return adjusted
 
 
 def _student(centre: float, deviations_U: DoubleArray, level: float, figure: Callable[[Any], Any]) -> Estimate:
-    """Return the figure of a mean with these deviations of its units, and Student's interval if it is known. Figures of
-    this level differ by more than their rounding."""
+    """Return a figure of a mean, with Student's interval if the units differ by more than rounding at this level."""
     units = len(deviations_U)
     error = sqrt(float((deviations_U**2).sum()) * units / (units - 1)) if units >= MIN_UNITS else 0.0
     reach = float(stdtrit(units - 1, 1 - LEVEL / 2)) * error if units > 1 else 0.0

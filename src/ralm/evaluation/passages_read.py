@@ -18,8 +18,7 @@ COPY: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassagesRead:
-    """The targets that were read `with_passage`, of all, and the number of different passages. `near_duplicates` share
-    13 words in a row with the text; `copies` of them share more than half of their runs of 13 words."""
+    """What targets were read with; `copies` are near duplicates that share more than half of their runs of 13 words."""
 
     targets: int
     with_passage: int
@@ -51,10 +50,8 @@ class PassagesRead:
         shared = (
             f"{len(self.near_duplicates):,} of {self.passages:,} passages share {NGRAM} words in a row with the text"
         )
-        known = [f"{read}; {shared}"]
-        if self.copies:
-            known.append(f"{self.copies:,} of them copy it: the text is in the index; `--decontaminate` leaves it out")
-        return known
+        copied = f"{self.copies:,} of them copy it: the text is in the index; `--decontaminate` leaves it out"
+        return [f"{read}; {shared}", *([copied] if self.copies else [])]
 
     def as_json(self) -> dict[str, JsonValue]:
         """Return the counts."""

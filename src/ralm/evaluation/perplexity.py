@@ -24,8 +24,7 @@ from ralm.evaluation.intervals import Estimate, Units, compare, stretches
 from ralm.evaluation.passages_read import PassagesRead
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, traits_of
-from ralm.reading import provenance, sources
-from ralm.reading.in_context import check_plan_before
+from ralm.reading import in_context, provenance, sources
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import score_text
@@ -73,11 +72,11 @@ class Measures:
 
     @property
     def bits_per_byte(self) -> float:
-        """nll in bits over the UTF-8 bytes of the text."""
+        """The `nll` in bits over the UTF-8 bytes of the text."""
         return self.nll / math.log(2) / self.bytes if self.bytes else math.nan
 
     def as_dict(self) -> dict[str, float]:
-        """Counts and measures by name."""
+        """Return counts and measures by name."""
         return {
             **asdict(self),
             "token_perplexity": self.token_perplexity,
@@ -87,7 +86,7 @@ class Measures:
 
 
 def _perplexity(nll: float, count: int) -> float:
-    """exp(nll / count); infinity if that is too large for a float, NaN if `count` is 0."""
+    """Return exp(nll / count); infinity if that is too large for a float, NaN if `count` is 0."""
     if count == 0:
         return math.nan
     try:
@@ -98,11 +97,7 @@ def _perplexity(nll: float, count: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """The result of reading a text in one way, and how long it took (wall-clock seconds, without retrieval).
-
-    Intervals are over documents, or stretches of a text without documents; `unit_T` is the number of each target's. If
-    the model gives bounds only, `scored` holds the lower bounds of log-probabilities, and `upper` the upper ones.
-    """
+    """A text read in one way; with bounds, `scored` has the lower ones and `upper` the upper ones."""
 
     scored: ScoredTokens
     measures: Measures
@@ -141,7 +136,7 @@ class Evaluation:
     @property
     def is_bounded(self) -> bool:
         """Whether some log-probabilities are known by bounds only."""
-        return any(one is not None and one.upper is not None for one in (self.reading, self.baseline))
+        return any(reading is not None and reading.upper is not None for reading in (self.reading, self.baseline))
 
     @property
     def traced(self) -> provenance.TracedText:
@@ -163,8 +158,7 @@ class Evaluation:
 
     @property
     def units(self) -> UnitTable:
-        """The measures of documents or stretches: with a baseline also its token perplexity, `none_token_perplexity`,
-        and the `change` from there. Bounds have none."""
+        """The measures of documents or stretches, those of the baseline, and the `change`; none if they are bounds."""
         scored, columns = self.reading.scored, dict[str, Column]()
         if not self.is_bounded:
             columns |= _columns(self.reading)
@@ -177,8 +171,7 @@ class Evaluation:
         return UnitTable(self.reading.unit, identity, columns)
 
     def summary(self) -> dict[str, JsonValue]:
-        """Return the measures, with those of the baseline, and if they are known the gain over it in nats and the
-        change of the token perplexity."""
+        """Return the measures, those of the baseline if there is one, the gain over it, and the change."""
         read = self.read
         shown: dict[str, JsonValue] = {**self.reading.as_dict(), "read": read.as_json()}
         if self.baseline is not None:
@@ -196,7 +189,7 @@ def change_of(reading: Reading, base: Reading) -> Estimate:
 
 
 def _columns(reading: Reading) -> dict[str, Column]:
-    """The measures of a reading. Words and bytes count as if they were spread evenly over the tokens of the text."""
+    """Return the measures of a reading, with words and bytes spread evenly over the tokens of the text."""
     nlls, measures = _nlls(reading), reading.measures
     bits = Units(nlls.sums_U / math.log(2), nlls.counts_U)
     return {
@@ -207,7 +200,6 @@ def _columns(reading: Reading) -> dict[str, Column]:
 
 
 def _nlls(reading: Reading) -> Units:
-    """The negative log-probability of each unit, and the tokens of its part of the perplexity."""
     return Units.of(-reading.scored.log_probs_T, reading.unit_T).counted_as(reading.measures.tokens)
 
 
@@ -223,21 +215,29 @@ def evaluate_text(
 ) -> Evaluation:
     """Score a text stride by stride, each read with the passages of `source` (In-Context RALM, section 5; REPLUG).
 
-    Several texts are documents, each read without the others; intervals are over documents then.
-    `parts` say how: the reranker chooses among the hits, the reader decides what comes before the text, and the mixer
-    weighs its readings. By default the best passage is read alone. You can write your own: see docs/extending.md.
-    `model` may be a `Scorer`, so that evaluations share its cache. With `baseline` the same targets are scored without
-    passages too. If the model lists its top tokens only, the measures are bounds (`Reading.upper`).
+    Args:
+        text: A text, or documents, each read without the others; intervals are over documents then.
+        model: The frozen model, or a `Scorer` of it, so that evaluations share its cache.
+        options: Stride, windows and lengths in tokens; by default those of In-Context RALM.
+        source: Where passages come from; without it, the text is read alone.
+        parts: The reranker, the reader and the mixer; by default the best passage is read alone.
+        limit_tokens: Score only the first tokens of the text.
+        baseline: Score the same targets without passages too.
 
-    Raises UsageError if lengths do not fit into the model, TextError if the text is too short, ModelError if `bos` is
-    always and the tokenizer has no BOS.
+    Returns:
+        The evaluation. Its measures are bounds (`Reading.upper`) if the model lists only its most likely tokens.
+
+    Raises:
+        UsageError: Lengths do not fit into the model.
+        TextError: The text is too short.
+        ModelError: `bos` is always, and the tokenizer has no BOS.
     """
     scorer, options = Scorer.of(model), options or PlanOptions()
     check_plan(scorer, options)
     options.check_documents(parts.joined)
     parts.check_scoring(scorer, "a score")
     if parts.evidence:
-        check_plan_before(options, parts.evidence, "`evidence`")
+        in_context.check_plan_before(options, parts.evidence, "`evidence`")
     PassageDocuments.planned((), scorer.tokenizer, options)  # raises if special tokens cannot come first
     if parts.ranking_model is not None:
         PassageDocuments.planned((), parts.ranking_model.tokenizer, options)
@@ -263,8 +263,8 @@ def evaluate_text(
             )
     return Evaluation(
         prepared=prepared,
-        reading=_reading(prepared, scorer, lambda one: score_text(prepared, one, hits, passages, parts)),
-        baseline=_reading(prepared, scorer, lambda one: score_text(prepared, one)) if baseline else None,
+        reading=_reading(prepared, scorer, lambda scorer: score_text(prepared, scorer, hits, passages, parts)),
+        baseline=_reading(prepared, scorer, lambda scorer: score_text(prepared, scorer)) if baseline else None,
         has_source=source is not None,
         passages=passages,
     )
@@ -272,14 +272,13 @@ def evaluate_text(
 
 def _reading(prepared: PreparedText, scorer: Scorer, score: Callable[[Scorer], ScoredTokens]) -> Reading:
     if scorer.bounds is None:
-        return timed(prepared, lambda: score(scorer))
-    lower, upper = (timed(prepared, partial(score, Scorer(one))) for one in scorer.bounds)
+        return _timed(prepared, lambda: score(scorer))
+    lower, upper = (_timed(prepared, partial(score, Scorer(bound))) for bound in scorer.bounds)
     bounded = replace(lower, upper=upper)
     return lower if bounded.exact_T.all() else bounded
 
 
-def timed(prepared: PreparedText, score: Callable[[], ScoredTokens]) -> Reading:
-    """One way of reading a prepared text, measured and timed."""
+def _timed(prepared: PreparedText, score: Callable[[], ScoredTokens]) -> Reading:
     begin = time.perf_counter()
     scored = score()
     seconds = time.perf_counter() - begin

@@ -17,9 +17,8 @@ from pydantic import JsonValue
 from ralm.corpus import files
 from ralm.corpus.formats.json_records import records_of_lines
 from ralm.errors import InputError, UsageError, extra
-from ralm.evaluation import RETRIEVAL_MEASURES
+from ralm.evaluation import RETRIEVAL_MEASURES, intervals
 from ralm.evaluation.comparison import Column, UnitTable
-from ralm.evaluation.intervals import Units
 from ralm.protocols import Retriever
 from ralm.records import DoubleArray, Passages
 from ralm.storage.outputs import replaced_file
@@ -39,9 +38,10 @@ _DOCUMENT_TOPIC: Final = re.compile(r"<DOC>\s*<DOCNO>\s*(\S+)\s*</DOCNO>(.*?)</D
 
 
 def read_topics(path: Path | str) -> dict[str, str]:
-    """Return the text of each topic, by id, in a file or in a folder in BEIR's format; the title of TREC's topics.
+    """Return the text of each topic (of TREC's the title) by its id, from a file or a folder in BEIR's format.
 
-    Raises InputError, naming the line, if the source is missing, empty or malformed.
+    Raises:
+        InputError: The source is missing, empty or malformed; the message names the line.
     """
     path = _in_folder(path, "queries.jsonl")
     if files.suffix_of(path.name) == ".jsonl":
@@ -61,16 +61,15 @@ def read_topics(path: Path | str) -> dict[str, str]:
 
 
 def _in_folder(path: Path | str, name: str) -> Path:
-    """A file of a folder in BEIR's format, or any other path itself."""
     return Path(path, name) if Path(path).is_dir() else Path(path)
 
 
 def _json_topics(path: Path) -> Iterator[tuple[str, str, str]]:
     for where, record in records_of_lines(path):
-        found = [next((record[name] for name in names if name in record), None) for names in (_IDS, _TEXTS)]
-        if not all(isinstance(value, str | int) for value in found):
+        values = [next((record[name] for name in names if name in record), None) for names in (_IDS, _TEXTS)]
+        if not all(isinstance(value, str | int) for value in values):
             raise InputError(f"{where} has no `_id` or no `text`; its fields are {', '.join(record)}.")
-        yield where, str(found[0]), str(found[1])
+        yield where, str(values[0]), str(values[1])
 
 
 def _table_topics(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -82,9 +81,10 @@ def _table_topics(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
-    """Return the grade of each document by topic in a file, or in the test split of a folder in BEIR's format.
+    """Return the grade of each judged document by topic, from a file or a folder in BEIR's format (its test split).
 
-    Raises InputError, naming the line, if the source is missing, empty or malformed, or grades one twice.
+    Raises:
+        InputError: The source is missing, empty or malformed, or a document has two grades; the message names the line.
     """
     path = _in_folder(path, "qrels/test.tsv")
     grades: dict[str, dict[str, int]] = {}
@@ -105,9 +105,10 @@ def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
 
 
 def read_run_file(path: Path | str) -> dict[str, dict[str, float]]:
-    """Return the run in a file of TREC's format.
+    """Return the scores in a file of TREC's format, by topic and document.
 
-    Raises InputError, naming the line, if the file is missing, empty or malformed, or has a document twice.
+    Raises:
+        InputError: The file is missing, empty or malformed, or has a document twice; the message names the line.
     """
     path = Path(path)
     run: dict[str, dict[str, float]] = {}
@@ -126,22 +127,18 @@ def read_run_file(path: Path | str) -> dict[str, dict[str, float]]:
 
 
 def write_run_file(path: Path | str, run: RetrievalRun, tag: str = "ralm") -> None:
-    """Write a run in TREC's format, atomically, with all digits of the scores.
-
-    Raises UsageError if an id is empty or has white space, which the format cannot hold.
-    """
-    for name in (tag, *run, *(document for found in run.values() for document in found)):
+    """Write a run in TREC's format, atomically, with all digits; UsageError if an id is empty or has white space."""
+    for name in (tag, *run, *(document for scores in run.values() for document in scores)):
         if len(name.split()) != 1 or name.strip() != name:
             raise UsageError(f"a run file has fields separated by spaces and cannot hold the name {name!r}.")
     with replaced_file(Path(path)) as stream:
-        for topic, found in run.items():
-            ranked = sorted(found.items(), key=lambda pair: -pair[1])
+        for topic, scores in run.items():
+            ranked = sorted(scores.items(), key=lambda pair: -pair[1])
             for rank, (document, score) in enumerate(ranked, 1):
                 stream.write(f"{topic} Q0 {document} {rank} {score!r} {tag}\n")
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a file that are not blank, each with a name for its place."""
     for number, _, line in files.lines_of(path):
         where = f"{path}, line {number}"
         text = files.decode(line, where, InputError).rstrip("\r\n")
@@ -158,26 +155,26 @@ def retrieve_run(
     by_passage: bool = False,
     without_own: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Return the run of a retriever: the documents of the k best passages for each topic.
+    """Retrieve the documents of the k best passages for each topic; a document counts once, at its best passage.
 
-    A document counts once, at its best passage. With `by_passage` every passage counts, and its number is its id.
-    `without_own` leaves out the document with the id of the topic, as BEIR does. Where scores (float32) do not fall,
-    the later one is the next smaller number, so that all programs rank alike.
+    With `by_passage` every passage counts, and its number is its id. `without_own` leaves out the document with the id
+    of the topic, as BEIR does. Where scores (float32) do not fall, the later one is the next smaller number, so that
+    all programs rank alike.
     """
     hits = retrieve_checked(retriever, list(topics.values()), k, len(passages))
     names: dict[int, str] = {}
     run: dict[str, dict[str, float]] = {}
     for row, topic in enumerate(topics):
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         last = np.float32(np.inf)
         for number, score in hits.of(row):
             if number not in names:
                 names[number] = str(number) if by_passage else passages[number].document_id
             name = names[number]
-            if name not in found and not (without_own and name == topic):
+            if name not in scores and not (without_own and name == topic):
                 last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
-                found[name] = float(last)
-        run[topic] = found
+                scores[name] = float(last)
+        run[topic] = scores
     return run
 
 
@@ -192,13 +189,13 @@ class JudgedRun:
     def units(self) -> UnitTable:
         """The measures of each topic."""
         columns = {
-            name: Column(Units.each(values_U), "share" if np.isin(values_U, (0, 1)).all() else "mean")
+            name: Column(intervals.Units.each(values_U), "share" if np.isin(values_U, (0, 1)).all() else "mean")
             for name, values_U in self.values.items()
         }
         return UnitTable("topics", "\n".join(self.topics), columns)
 
     def by_topic(self) -> dict[str, JsonValue]:
-        """The measures of each topic, by its id."""
+        """Return the measures of each topic, by its id."""
         return {
             topic: {name: float(values_U[place]) for name, values_U in self.values.items()}
             for place, topic in enumerate(self.topics)
@@ -227,8 +224,14 @@ def parse_measures(measures: str, k: int | None = None) -> list[Any]:
 def judge_run(run: RetrievalRun, qrels: Qrels, measures: str = RETRIEVAL_MEASURES) -> JudgedRun:
     """Judge a run with measures of the library ir_measures; a `Comparison` of several has intervals of the differences.
 
-    Means are over all topics of `qrels`; one that a run lacks counts 0, as in trec_eval with -c. Raises UsageError if
-    there is no such measure, MissingExtraError without the extra `judge`.
+    Args:
+        run: Scores by topic and document.
+        qrels: Grades by topic and document. Means are over all its topics; one that `run` lacks counts 0.
+        measures: Names of ir_measures, separated by commas.
+
+    Raises:
+        UsageError: A measure is unknown, or no topic is judged.
+        MissingExtraError: The extra `judge` is missing.
     """
     if not qrels:
         raise UsageError("no topic is judged: give the qrels of these topics.")
@@ -241,8 +244,8 @@ def _values(run: RetrievalRun, qrels: Qrels, measures: Sequence[Any]) -> dict[st
     place = {topic: place for place, topic in enumerate(qrels)}
     values = {str(measure): np.zeros(len(qrels)) for measure in measures}
     try:
-        for found in ir_measures.iter_calc([*measures], {**qrels}, {**run}):
-            values[str(found.measure)][place[found.query_id]] = found.value
+        for metric in ir_measures.iter_calc([*measures], {**qrels}, {**run}):
+            values[str(metric.measure)][place[metric.query_id]] = metric.value
     except (ValueError, RuntimeError) as error:
         raise UsageError(f"ir_measures cannot compute `measures` {', '.join(values)}: {error}") from None
     return values

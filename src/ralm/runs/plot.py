@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 INCHES: Final = (5.5, 3.6)
 DOTS_AN_INCH: Final = 150
 _WRAPPED: Final = 32
-"""Characters of a line of a label."""
 
 
 def draw_lines(
@@ -21,8 +20,7 @@ def draw_lines(
     *,
     logarithmic: bool = False,
 ) -> None:
-    """Draw the columns of each panel, by the label of its axis, over the column `over`, with their `_low` and `_high`
-    ends if there are any. A logarithmic axis may begin at 0."""
+    """Draw columns with their ends over the column `over`: a panel for each label of an axis."""
     places: dict[str, Any] = {row[over]: row[over] for row in rows}
     try:
         places = {value: float(value) for value in places}
@@ -33,10 +31,10 @@ def draw_lines(
     several = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
     for axes, (label, columns) in zip(several, panels.items(), strict=False):
         for column, name in columns.items():
-            known = [row for row in rows if row.get(column) is not None]
-            at = [places[row[over]] for row in known]
-            [line] = axes.plot(at, [row[column] for row in known], form, label=name)
-            if ended := [row for row in known if row.get(f"{column}_low") is not None]:
+            drawn = [row for row in rows if row.get(column) is not None]
+            at = [places[row[over]] for row in drawn]
+            [line] = axes.plot(at, [row[column] for row in drawn], form, label=name)
+            if ended := [row for row in drawn if row.get(f"{column}_low") is not None]:
                 at = [places[row[over]] for row in ended]
                 low, high = ([row[f"{column}{end}"] for row in ended] for end in ("_low", "_high"))
                 draw = axes.vlines if form == "o" else axes.fill_between

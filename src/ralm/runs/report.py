@@ -30,10 +30,7 @@ _LISTED: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Report:
-    """A traced text, the settings of its run in words, and its token perplexities with documents and without.
-
-    Gains are those of the whole text, passages those of the `shown_tokens` and those that helped or hurt most.
-    """
+    """A traced text, its settings in words, and its token perplexities; passages are those of `shown_tokens`."""
 
     title: str
     settings: Mapping[str, str]
@@ -43,7 +40,7 @@ class Report:
     shown_tokens: int
 
     def as_json(self) -> dict[str, JsonValue]:
-        """The data of the page; log-probabilities, gains and posteriors are rounded to four decimals."""
+        """Return the data of the page; log-probabilities, gains and posteriors have four decimals."""
         rows = self.text.contributions
         listed = self._listed(rows)
         return {
@@ -70,7 +67,6 @@ class Report:
         }
 
     def _listed(self, rows: Sequence[Contribution]) -> list[Contribution]:
-        """The passages that are shown, in the order of `rows`: largest gain first."""
         if self.shown_tokens == len(self.text):
             return list(rows)
         of_tokens = set(self.text.provenance.passages_TK[: self.shown_tokens].ravel().tolist())
@@ -79,7 +75,7 @@ class Report:
 
 
 def build_report(run: Run, tokens: int) -> Report:
-    """The report of a run, which shows the first `tokens` tokens of its text."""
+    """Return the report of a run, which shows the first `tokens` tokens of its text."""
     config = config_part(run.summary, "config")
     return Report(
         title=Path(str(config_part(config, "text").get("path") or run.path)).name,
@@ -92,7 +88,7 @@ def build_report(run: Run, tokens: int) -> Report:
 
 
 def build_generation_report(text: TracedText, config: Mapping[str, JsonValue]) -> Report:
-    """The report of a generated text; `config` is that of a run as far as generation has its parts."""
+    """Return the report of a generated text; `config` is that of a run as far as generation has its parts."""
     return Report(
         title=" ".join(text.before.split())[:_TITLE],
         settings=describe_settings(config),
@@ -104,7 +100,6 @@ def build_generation_report(text: TracedText, config: Mapping[str, JsonValue]) -
 
 
 def _token(text: TracedText, place: int) -> dict[str, JsonValue]:
-    """One token, with the column names of a run, and its passages."""
     provenance = text.provenance
     pairs = zip(provenance.passages_TK[place].tolist(), provenance.posteriors_TK[place].tolist(), strict=True)
     read = [(passage, posterior) for passage, posterior in pairs if passage != NO_PASSAGE]
@@ -144,7 +139,7 @@ _SETTINGS: Final = {
 
 
 def describe_settings(config: Mapping[str, JsonValue]) -> dict[str, str]:
-    """The settings of a run by label, from its configuration; missing ones are left out."""
+    """Return the settings of a run by label, without missing ones."""
     shown = {}
     for label, place in _SETTINGS.items():
         *parts, name = place.split(".")
@@ -155,13 +150,13 @@ def describe_settings(config: Mapping[str, JsonValue]) -> dict[str, str]:
 
 
 def config_part(config: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:
-    """A part of a configuration; empty if it is missing or null."""
+    """Return a part of a configuration; empty if it is missing or null."""
     part = config.get(key)
     return part if isinstance(part, dict) else {}
 
 
 def to_float(value: JsonValue) -> float:
-    """The value of a measure; NaN for null."""
+    """Return the value of a measure; NaN for null."""
     try:
         return float(value) if isinstance(value, (int, float)) else float("nan")
     except OverflowError:
@@ -172,12 +167,12 @@ _MARK: Final = re.compile(r"\{\{(title|style|script|data|\w+\.css|\w+\.js)\}\}")
 
 
 def render_report(report: Report) -> str:
-    """The report of a run as one HTML page."""
+    """Return the report of a run as one HTML page."""
     return render_page("ralm.runs", "report.html", f"{report.title} · ralm report", report.as_json())
 
 
 def render_page(package: str, template: str, title: str, data: JsonValue) -> str:
-    """A template of a package, filled in with the title, the data, the parts that pages share, and its own scripts."""
+    """Fill in a template of a package with title, data, shared parts, and the styles and scripts beside it."""
     parts = {
         "{{title}}": html.escape(one_line(title)),
         "{{style}}": _text("ralm.runs", "page.css"),

@@ -21,17 +21,14 @@ from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, ReadingSettings, evaluate_text
 from ralm.lm import scoring
 from ralm.protocols import LanguageModel, Reranker
+from ralm.reading import sources, tokens
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
-from ralm.reading.sources import PassageSource, share_retrievals
-from ralm.reading.tokens import read_beginning
 from ralm.reranking import predictive, zero_shot
 from ralm.runs import run
 from ralm.runs.sweep import SWEEP_KIND, Sweep, write_sweep
-from ralm.storage.atomic import storage_errors, write_atomically
-from ralm.storage.outputs import check_output, output_path
+from ralm.storage import atomic, outputs, work
 from ralm.storage.store import STORE_SUFFIX, Store
-from ralm.storage.work import SETTINGS, empty, remove, unfinished, work_folder
 from ralm.terminal import to_json
 
 _logger = logging.getLogger(__name__)
@@ -45,7 +42,7 @@ def run_evaluation(
     *,
     name: Path | str | None = None,
     force: bool = False,
-    source: PassageSource | None = None,
+    source: sources.PassageSource | None = None,
     parts: Parts = IN_CONTEXT,
     limit_tokens: int | None = None,
     baseline: bool = False,
@@ -53,13 +50,16 @@ def run_evaluation(
     """Evaluate a text as `evaluate_text` does, and write the run to the folder `out` atomically.
 
     If it is killed, call it again with the same arguments to resume. `name` is the name of the text in reports, such as
-    its path. Raises what `evaluate_text` raises, FolderExistsError if `out` exists and `force` is not set, and
-    UsageError if a run with other settings was begun there.
+    its path; `force` replaces a folder, and a run that was begun there with other settings.
+
+    Raises:
+        FolderExistsError: `out` exists.
+        UsageError: A run with other settings was begun there.
     """
     settings = ReadingSettings(plan=options or PlanOptions(), source=source, parts=parts)
-    check_output(Path(out), kind=run.RUN_KIND, force=force)
+    outputs.check_output(Path(out), kind=run.RUN_KIND, force=force)
     # text beyond the limit does not change the configuration
-    beginning = read_beginning(text, model.tokenizer, limit_tokens)
+    beginning = tokens.read_beginning(text, model.tokenizer, limit_tokens)
     config = run.evaluation_config(name, beginning, model, settings, limit_tokens)
     with _resumed(out, config, model, [settings], force=force) as (scorer, [stored]):
         evaluation = evaluate_text(
@@ -88,10 +88,11 @@ def sweep(
 ) -> Sweep[Evaluation]:
     """Evaluate a text with the settings of each value of an option, each with its baseline as `evaluate_text` does.
 
-    What the evaluations share is retrieved and scored once. The ranking model of a reranker is shared if it is a
-    `Scorer`. With `out`, write the folder of the sweep atomically; if it is killed, call it again with the same
-    arguments to resume. `name` is the name of the text in reports. Raises UsageError if there are no points, or if the
-    model gives bounds alone, and what `evaluate_text` and `run_evaluation` raise.
+    What the evaluations share is retrieved and scored once; the scores of a ranking model too, if it is a `Scorer`.
+    With `out`, the folder of the sweep is written atomically; if it is killed, call it again with the same arguments.
+
+    Raises:
+        UsageError: There are no points, or the model gives bounds alone.
     """
     if not points:
         raise UsageError("`points` is empty: give the settings of at least one value.")
@@ -100,8 +101,8 @@ def sweep(
             f"{model.name} gives bounds of log-probabilities, which do not decide a gain: leave `over` out."
         )
     if out is not None:
-        check_output(Path(out), kind=SWEEP_KIND, force=force)
-    beginning = read_beginning(text, model.tokenizer, limit_tokens)
+        outputs.check_output(Path(out), kind=SWEEP_KIND, force=force)
+    beginning = tokens.read_beginning(text, model.tokenizer, limit_tokens)
     configs = {
         value: run.evaluation_config(name, beginning, model, settings, limit_tokens)
         for value, settings in points.items()
@@ -110,12 +111,12 @@ def sweep(
     scored: Any = (scoring.Scorer.of(model), [*points.values()])
     with nullcontext(scored) if out is None else _resumed(out, config, model, scored[1], force=force) as resumed:
         scorer, stored = resumed
-        shared = share_retrievals([one.source for one in stored], [one.parts.hits for one in stored])
+        shared = sources.share_retrievals([point.source for point in stored], [point.parts.hits for point in stored])
         evaluations = {
             value: evaluate_text(
-                text, scorer, one.plan, source=source, parts=one.parts, limit_tokens=limit_tokens, baseline=True
+                text, scorer, point.plan, source=source, parts=point.parts, limit_tokens=limit_tokens, baseline=True
             )
-            for value, one, source in zip(points, stored, shared, strict=True)
+            for value, point, source in zip(points, stored, shared, strict=True)
         }
         swept = Sweep(option, evaluations, configs)
         if out is not None:
@@ -149,16 +150,15 @@ def _resumed(
     *,
     force: bool,
 ) -> Iterator[tuple[scoring.Scorer, list[ReadingSettings]]]:
-    """Yield a scorer of the model, and the points with scorers of their ranking models; all store their scores beside
-    `out` and reuse those stored there."""
+    """Yield a scorer of the model, and the points with such rerankers; scores are kept beside `out` and used again."""
     models = [model, *(_ranking_model(point.parts.reranker) for point in points)]
-    distinct = {id(one): one for one in models if one is not None}
+    distinct = {id(lm): lm for lm in models if lm is not None}
     with unfinished_run(Path(out), config, force=force) as folder, ExitStack() as stack:
         scorers, reused = dict[int, Any](), 0
-        for place, (key, one) in enumerate(distinct.items()):
+        for place, (key, lm) in enumerate(distinct.items()):
             store = stack.enter_context(unfinished_store(folder, f"model-{place}"))
             reused += store.count()
-            scorer = one if isinstance(one, predictive.PairScorer) else scoring.Scorer.of(one)
+            scorer = lm if isinstance(lm, predictive.PairScorer) else scoring.Scorer.of(lm)
             scorers[key] = scorer.with_store(store)
         if reused:
             _logger.info("resuming a run that was stopped: %s requests were scored before", f"{reused:,}")
@@ -174,17 +174,17 @@ _HASH: Final = re.compile("[0-9a-f]{16,64}")
 @contextmanager
 def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
     """Yield the work folder beside `out`, which is removed after success, and if nothing was stored."""
-    out = output_path(out)
-    with storage_errors(unfinished(out)), work_folder(unfinished(out), out) as folder:
+    out = outputs.output_path(out)
+    with atomic.storage_errors(work.unfinished(out)), work.work_folder(work.unfinished(out), out) as folder:
         if not was_begun(folder, config, "a run", force=force):
-            empty(folder)
+            work.empty(folder)
             write_config(folder, config)
         yield folder
-        remove(folder)
+        work.remove(folder)
 
 
 def unfinished_store(folder: Path, name: str) -> Store:
-    """A store in the folder of an unfinished run, which only this process uses."""
+    """Return a store in the folder of an unfinished run, which only this process uses."""
     return Store(
         folder / f"{name}{STORE_SUFFIX}", "file of results", "free some space, or remove it to start over", shared=False
     )
@@ -192,12 +192,12 @@ def unfinished_store(folder: Path, name: str) -> Store:
 
 def write_config(folder: Path, config: dict[str, JsonValue]) -> None:
     """Record the settings of a job in its work folder."""
-    write_atomically(folder / SETTINGS, to_json(config, indent=2))
+    atomic.write_atomically(folder / work.SETTINGS, to_json(config, indent=2))
 
 
 def was_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bool) -> bool:
     """Return whether a job with these settings was begun; UsageError if others were, and `force` is not set."""
-    path = folder / SETTINGS
+    path = folder / work.SETTINGS
     if not path.exists():
         return False
     difference = _difference(path, json.loads(to_json(config)))
@@ -210,31 +210,30 @@ def was_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: b
 
 
 def _difference(begun: Path, current: JsonValue) -> str:
-    """The name and both values of the first setting that differs from the file; empty if none does."""
     try:
         before = flatten_settings(_without_names(json.loads(begun.read_bytes())))
     except (OSError, ValueError, RecursionError):
-        return f"{SETTINGS} is damaged"
+        return f"{work.SETTINGS} is damaged"
     now = flatten_settings(_without_names(current))
     name = first_difference(before, now)
     return "" if name is None else f"{name} {before.get(name)} there, {now.get(name)} here"
 
 
 def _without_names(value: JsonValue) -> JsonValue:
-    """Settings without the names of files with a hash of their content, since a file may have been moved."""
+    """Return settings without the names of files whose content is hashed, since a file may have been moved."""
     if not isinstance(value, dict):
         return value
     hashed = {name for name, content in _IDENTIFIED_BY.items() if _HASH.fullmatch(str(value.get(content)))}
-    return {name: _without_names(one) for name, one in value.items() if name not in hashed}
+    return {name: _without_names(setting) for name, setting in value.items() if name not in hashed}
 
 
-def first_difference(one: Mapping[str, JsonValue], other: Mapping[str, JsonValue]) -> str | None:
-    """The name of the first setting that differs; None if none does."""
-    return next((name for name in (*one, *other) if one.get(name) != other.get(name)), None)
+def first_difference(settings: Mapping[str, JsonValue], other: Mapping[str, JsonValue]) -> str | None:
+    """Return the name of the first setting that differs; None if none does."""
+    return next((name for name in (*settings, *other) if settings.get(name) != other.get(name)), None)
 
 
 def flatten_settings(value: JsonValue, name: str = "") -> dict[str, JsonValue]:
-    """Nested settings as a flat dictionary with dotted names."""
+    """Return nested settings as a flat dictionary with dotted names."""
     if not isinstance(value, dict):
         return {name: value}
     return {

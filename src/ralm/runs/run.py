@@ -9,7 +9,6 @@ passages.parquet passage, document_id, title, text, metadata (as JSON), gain, to
 units.parquet    the measures of each document or stretch (`units.py`)
 summary.json     the measures and the configuration; with a baseline, its measures and the gain over it
 manifest.json    the configuration again, the environment, and a checksum of each file
-
 """
 
 import hashlib
@@ -22,7 +21,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
@@ -49,15 +47,21 @@ def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonVal
         pq.write_table(table, folder / RUN_TOKENS, compression="zstd")
         pq.write_table(build_passage_table(evaluation), folder / PASSAGES, compression="zstd")
         write_units(folder, evaluation.units)
-        (folder / SUMMARY).write_text(
-            to_json({**evaluation.summary(), "config": config}, indent=2) + "\n", encoding="utf-8"
-        )
-        manifest.write_manifest(
-            folder,
-            kind=RUN_KIND,
-            settings={"config": config, "environment": environment()},
-            counts={"targets": table.num_rows},
-        )
+        summary = {**evaluation.summary(), "config": config}
+        write_summary(folder, RUN_KIND, summary, {"config": config}, {"targets": table.num_rows})
+
+
+def write_summary(
+    folder: Path,
+    kind: outputs.FolderKind,
+    summary: dict[str, JsonValue],
+    settings: dict[str, JsonValue],
+    counts: dict[str, int],
+) -> None:
+    """Write the summary of a folder of results, and its manifest with the versions of packages."""
+    (folder / SUMMARY).write_text(to_json(summary, indent=2) + "\n", encoding="utf-8")
+    settings = {**settings, "environment": environment()}
+    manifest.write_manifest(folder, kind=kind, settings=settings, counts=counts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,20 +78,21 @@ def open_run(path: Path | str) -> Run:
     path = Path(path)
 
     def read() -> Run:
-        tokens, passages = _read_tables(path, RUN_TOKENS, PASSAGES)
+        manifest.read_manifest(path, kind=RUN_KIND)
         with damage_errors(path):
-            summary = json.loads((path / SUMMARY).read_bytes())
-        if not isinstance(summary, dict):
-            raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; score the text again.")
-        return Run(path=path, summary=summary, text=build_traced_text(path, tokens, passages))
+            tokens, passages = (pq.read_table(path / name) for name in (RUN_TOKENS, PASSAGES))
+        return Run(path=path, summary=read_summary(path), text=build_traced_text(path, tokens, passages))
 
     return manifest.open_consistently(path, read)
 
 
-def _read_tables(path: Path, *names: str) -> list[pa.Table]:
-    manifest.read_manifest(path, kind=RUN_KIND)
-    with damage_errors(path):
-        return [pq.read_table(path / name) for name in names]
+def read_summary(folder: Path, remedy: str = "score the text again") -> dict[str, JsonValue]:
+    """Read the measures and the configuration of a run."""
+    with damage_errors(folder, remedy):
+        summary = json.loads((folder / SUMMARY).read_bytes())
+    if not isinstance(summary, dict):
+        raise DamagedFolderError(f"{folder} is damaged: its {SUMMARY} is not a summary; {remedy}.")
+    return summary
 
 
 def evaluation_config(
@@ -112,7 +117,7 @@ def evaluation_config(
 
 
 def environment() -> dict[str, JsonValue]:
-    """The versions that figures may depend on; None for a package that is not installed."""
+    """Return the versions that figures may depend on; None for a package that is not installed."""
     packages = "torch transformers tokenizers numpy numba pyarrow sentence-transformers faiss-cpu"
     versions: dict[str, JsonValue] = dict.fromkeys(packages.split())
     for package in versions:

@@ -18,9 +18,8 @@ from pydantic import JsonValue
 
 from ralm.errors import MissingExtraError, extra
 from ralm.evaluation.comparison import Comparison, UnitTable, fields_of
-from ralm.runs.run import SUMMARY, environment
-from ralm.storage import manifest, outputs
-from ralm.terminal import to_json
+from ralm.runs.run import write_summary
+from ralm.storage import outputs
 
 SWEEP_KIND: Final = outputs.FolderKind("sweep")
 SWEEP_TABLE: Final = "sweep.csv"
@@ -52,7 +51,7 @@ class Evaluated(Protocol):
         """The measures of each unit."""
 
     def summary(self) -> dict[str, JsonValue]:
-        """The figures."""
+        """Return the figures."""
 
 
 _Evaluated = TypeVar("_Evaluated", bound=Evaluated)
@@ -69,7 +68,7 @@ class Sweep(Generic[_Evaluated]):
     @cached_property
     def comparison(self) -> Comparison:
         """The figures of all values, and their changes from the first."""
-        return Comparison([*self.evaluations], [one.units for one in self.evaluations.values()])
+        return Comparison([*self.evaluations], [evaluation.units for evaluation in self.evaluations.values()])
 
     def rows(self) -> list[dict[str, JsonValue]]:
         """Return a row per value: each figure, and each change from the first value, with the ends of its interval."""
@@ -82,16 +81,14 @@ class Sweep(Generic[_Evaluated]):
         return rows
 
     def summary(self) -> dict[str, JsonValue]:
-        """Return for each value the summary of its evaluation, its figures beside those of the others, and its
-        configuration."""
+        """Return the summary and configuration of each value, with its figures beside those of the others."""
         points: list[JsonValue] = []
-        for place, (value, one) in enumerate(self.evaluations.items()):
+        for place, (value, evaluation) in enumerate(self.evaluations.items()):
             unshared = self.comparison.tables[place].columns.keys() - self.comparison.columns.keys()
-            own = {
-                key: figure for key, figure in one.summary().items() if key.removesuffix("_interval") not in unshared
-            }
+            summary = evaluation.summary().items()
+            figures = {key: figure for key, figure in summary if key.removesuffix("_interval") not in unshared}
             shared = fields_of(self.comparison.estimates(place))
-            points.append({self.option: value, **own, **shared, "config": self.configs[value]})
+            points.append({self.option: value, **figures, **shared, "config": self.configs[value]})
         return {"option": self.option, "points": points}
 
     def folder_names(self) -> dict[str, str]:
@@ -118,8 +115,7 @@ def write_sweep(
     *,
     force: bool = False,
 ) -> None:
-    """Write the folder of a sweep atomically: `write` writes the run with each value, and matplotlib draws the plot if
-    it is installed."""
+    """Write the folder of a sweep atomically: a run with each value by `write`, the table, and the plot."""
     rows = swept.rows()
     names = dict.fromkeys(name for row in rows for name in row)
     rows = [{name: row.get(name) for name in names} for row in rows]
@@ -140,6 +136,4 @@ def write_sweep(
                 if any(measure in names for measure in measures)
             }
             draw_lines(swept.option, rows, panels, folder / SWEEP_PLOT)
-        (folder / SUMMARY).write_text(to_json(swept.summary(), indent=2) + "\n", encoding="utf-8")
-        settings: dict[str, JsonValue] = {"option": swept.option, "environment": environment()}
-        manifest.write_manifest(folder, kind=SWEEP_KIND, settings=settings, counts={"points": len(rows)})
+        write_summary(folder, SWEEP_KIND, swept.summary(), {"option": swept.option}, {"points": len(rows)})

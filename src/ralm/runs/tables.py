@@ -31,9 +31,7 @@ PASSAGE_COLUMNS: Final = {
     "title": pa.string(),
     "text": pa.string(),
 }
-"""The columns of passages that reports need."""
 _LOWER, _UPPER = "_lower", "_upper"
-"""Suffixes of the columns of bounds."""
 _CONTRIBUTION_COLUMNS: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(), "hurt": pa.int64()}
 
 
@@ -68,7 +66,6 @@ def build_token_table(evaluation: Evaluation) -> pa.Table:
 
 
 def _log_prob_columns(reading: Reading, prefix: str) -> dict[str, pa.Array]:
-    """The columns of log-probabilities, and of bounds if some are known by bounds only."""
     lower_T, name = reading.scored.log_probs_T, f"{prefix}log_prob"
     if reading.upper is None:
         return {name: pa.array(lower_T)}
@@ -84,12 +81,12 @@ def build_passage_table(evaluation: Evaluation) -> pa.Table:
     rows = []
     if baseline is not None and not evaluation.is_bounded:
         rows = contributions(provenance, gains(scored.log_probs_T, baseline.scored.log_probs_T))
-    others = [used[number] for number in sorted({*used} - {row.passage for row in rows})]
+    rest = [used[number] for number in sorted({*used} - {row.passage for row in rows})]
     contributed = {
-        name: pa.array([getattr(row, name) for row in rows] + [None] * len(others), of)
+        name: pa.array([getattr(row, name) for row in rows] + [None] * len(rest), of)
         for name, of in _CONTRIBUTION_COLUMNS.items()
     }
-    return pa.table({**passage_columns([*(used[row.passage] for row in rows), *others]), **contributed})
+    return pa.table({**passage_columns([*(used[row.passage] for row in rows), *rest]), **contributed})
 
 
 def build_traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
@@ -105,7 +102,7 @@ def build_traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> Traced
     if not {NO_PASSAGE, *(row["passage"] for row in rows)}.issuperset(np.unique(provenance.passages_TK).tolist()):
         raise _damaged(run, "its tokens were read with passages that are missing")
     return TracedText(
-        before=_before(tokens),
+        before=(tokens.schema.metadata or {}).get(TEXT_BEFORE, b"").decode(errors="replace"),
         texts=tokens["text"].to_pylist(),
         log_probs_T=tokens["log_prob"].to_numpy(),
         baseline_T=tokens["baseline_log_prob"].to_numpy(),
@@ -114,13 +111,8 @@ def build_traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> Traced
     )
 
 
-def _before(tokens: pa.Table) -> str:
-    """The text before the first target."""
-    return (tokens.schema.metadata or {}).get(TEXT_BEFORE, b"").decode(errors="replace")
-
-
 def passage_in(run: Path, row: Mapping[str, Any]) -> Passage:
-    """The passage in a row."""
+    """Return the passage in a row."""
     try:
         metadata = metadata_from_json(row["metadata"])
     except (ValueError, RecursionError):
@@ -129,7 +121,7 @@ def passage_in(run: Path, row: Mapping[str, Any]) -> Passage:
 
 
 def passage_columns(passages: Passages) -> dict[str, pa.Array]:
-    """The columns of a table of passages, by name."""
+    """Return the columns of a table of passages, by name."""
     return {
         "passage": pa.array([passage.number for passage in passages], pa.int64()),
         "document_id": pa.array([passage.document_id for passage in passages], pa.string()),
@@ -140,7 +132,6 @@ def passage_columns(passages: Passages) -> dict[str, pa.Array]:
 
 
 def _check_exact(run: Path, tokens: pa.Table) -> None:
-    """Raise UsageError if some log-probabilities of a run are known by bounds only."""
     if any(tokens.schema.get_all_field_indices(f"{name}{_UPPER}") for name in ("log_prob", "baseline_log_prob")):
         raise UsageError(
             f"{run} holds bounds of log-probabilities, since its model only lists its most likely tokens: they cannot "
@@ -154,8 +145,7 @@ def damage_errors(path: Path, remedy: str = "score the text again") -> Iterator[
     try:
         yield
     except (OSError, ValueError, LookupError, RecursionError, pa.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DamagedFolderError(f"{path} is damaged: {reason}; {remedy}, or restore it from a copy.") from error
+        raise _damaged(path, str(error).strip().partition("\n")[0], remedy) from error
 
 
 def select_columns(
@@ -172,10 +162,9 @@ def select_columns(
     except (KeyError, pa.ArrowException, UnicodeDecodeError) as error:  # names of columns are decoded on use
         raise _damaged(run, f"one of its tables cannot be read ({error})", remedy) from None
     for name, kind in columns.items():
-        found = chosen[name].type
-        alike = (
-            found.value_type == kind.value_type if pa.types.is_list(found) and pa.types.is_list(kind) else found == kind
-        )
+        stored = chosen[name].type
+        lists = pa.types.is_list(stored) and pa.types.is_list(kind)
+        alike = stored.value_type == kind.value_type if lists else stored == kind
         if not alike or (chosen[name].null_count and name not in nullable):
             raise _damaged(run, f"its column {name} has another type or missing values", remedy)
     return chosen
@@ -186,7 +175,7 @@ def _damaged(run: Path, how: str, remedy: str = "score the text again") -> Damag
 
 
 def _provenance(run: Path, tokens: pa.Table) -> Provenance:
-    """The provenance from its columns; a token without a passage has all its weight in the first column."""
+    """Return the provenance from its columns; a token without a passage has all its weight in the first column."""
     passages, posteriors = (tokens[name].combine_chunks() for name in ("passages", "posteriors"))
     counts_T = np.diff(passages.offsets.to_numpy())
     places, shares = passages.flatten(), posteriors.flatten()

@@ -18,8 +18,7 @@ from ralm.evaluation.comparison import Column, Comparison, UnitTable
 from ralm.evaluation.intervals import Statistic, Units
 from ralm.records import DoubleArray
 from ralm.runs.tables import damage_errors, select_columns
-from ralm.storage import manifest
-from ralm.storage.outputs import FolderKind
+from ralm.storage import manifest, outputs
 from ralm.validation import check_strings
 
 UNITS: Final = "units.parquet"
@@ -54,7 +53,7 @@ def _rows(name: str, column: Column) -> pa.Table:
 def read_units(folder: Path) -> UnitTable:
     """Read the table of units of a run; FolderError or DamagedFolderError if the folder holds none."""
     kind = manifest.kind_of(folder)
-    if kind not in _KINDS or UNITS not in manifest.read_manifest(folder, kind=FolderKind(kind)).files:
+    if kind not in _KINDS or UNITS not in manifest.read_manifest(folder, kind=outputs.FolderKind(kind)).files:
         raise FolderError(
             f"{folder} is no run that can be compared: give folders of `ralm eval` or `ralm qa`, of a sweep those "
             f"inside it; if it is one of an earlier version, {_REMEDY}."
@@ -68,8 +67,8 @@ def read_units(folder: Path) -> UnitTable:
     columns = {}
     for name in dict.fromkeys(measures.tolist()):
         rows = table.filter(pa.array(measures == name))
-        [statistic, *others] = rows["statistic"].unique().to_pylist()
-        if others or statistic not in get_args(Statistic):
+        [statistic, *more] = rows["statistic"].unique().to_pylist()
+        if more or statistic not in get_args(Statistic):
             raise DamagedFolderError(f"{folder} is damaged: {UNITS} has an unknown statistic; {_REMEDY}.")
         numbers: list[DoubleArray] = [rows[name].to_numpy() for name in ("sum", "count", "base_sum", "base_count")]
         base = None if rows["base_sum"].null_count else Units(*numbers[2:])
@@ -80,9 +79,11 @@ def read_units(folder: Path) -> UnitTable:
 def compare_runs(paths: Sequence[Path | str]) -> Comparison:
     """Compare runs over the same text or the same questions with the first of them, unit by unit.
 
-    Units are the documents of a text, its stretches of 512 targets if it is one document, or questions. Raises
-    UsageError if the runs have other targets or questions or are known by bounds alone, FolderError or
-    DamagedFolderError if a folder is no run.
+    Units are the documents of a text, its stretches of 512 targets if it is one document, or questions.
+
+    Raises:
+        UsageError: The runs have other targets or questions, or have bounds alone.
+        FolderError: A folder is no run; DamagedFolderError if it is damaged.
     """
     check_strings("paths", paths)
     folders = [Path(path) for path in paths]

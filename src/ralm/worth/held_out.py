@@ -12,16 +12,13 @@ from typing import Annotated, Final, TypeVar
 
 import numpy as np
 
-from ralm.answering.answers import room_for_prompts
-from ralm.answering.likelihoods import NO_TOKENS
+from ralm.answering import answers, likelihoods, prompt_reader
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import chosen_prompt
 from ralm.answering.prompts import tokens_after
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder
 from ralm.errors import TextError, UsageError
-from ralm.evaluation.intervals import STRETCH
-from ralm.evaluation.passages_read import overlap_with
+from ralm.evaluation import intervals, passages_read
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Option, check_options, seed_option
 from ralm.protocols import Tokenizer, WritingModel
@@ -55,8 +52,7 @@ class WorthOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """A document or a question: its examples, which know its runs of 13 words, with a query each. The `prompts` of a
-    question have the passage of a number, or none for `NO_PASSAGE`."""
+    """A document or a question: its examples with a query each, and the prompts of a question by passage."""
 
     examples: Sequence[Example]
     queries: Sequence[str]
@@ -74,7 +70,7 @@ class HeldOut:
 
 
 def held_out_documents(index: Index, tokenizer: Tokenizer, options: WorthOptions) -> HeldOut:
-    """Documents of an index, in random order."""
+    """Hold out documents of an index, in random order; UsageError if it has passages without document ids."""
     documents = [*index.passages.documents()]
     if any(not document_id for document_id, _ in documents):
         raise UsageError(
@@ -88,7 +84,7 @@ def held_out_documents(index: Index, tokenizer: Tokenizer, options: WorthOptions
 
 
 def held_out_texts(texts: Iterable[Document], name: str, tokenizer: Tokenizer, options: WorthOptions) -> HeldOut:
-    """Documents of a text, in random order; if it has fewer than 16, stretches of 512 tokens of them."""
+    """Hold out documents of a text, in random order; if it has fewer than 16, stretches of 512 tokens of them."""
     noun, documents = "documents", [(document, document.text) for document in texts if document.text.strip()]
     if len(documents) < FIRST_LOOK:
         noun = "stretches"
@@ -98,15 +94,15 @@ def held_out_texts(texts: Iterable[Document], name: str, tokenizer: Tokenizer, o
 
 
 def _stretches(document: Document, tokenizer: Tokenizer) -> list[Document]:
-    """A document in stretches of 512 tokens; the rest belongs to the last one."""
+    """Return a document in stretches of 512 tokens; the rest belongs to the last one."""
     _, spans_N2 = full_tokenizer(tokenizer).encode_with_spans(document.text)
-    count = max(1, len(spans_N2) // STRETCH)
-    cuts = [0, *(int(spans_N2[place * STRETCH, 0]) for place in range(1, count)), len(document.text)]
+    count = max(1, len(spans_N2) // intervals.STRETCH)
+    cuts = [0, *(int(spans_N2[place * intervals.STRETCH, 0]) for place in range(1, count)), len(document.text)]
     return [replace(document, text=document.text[begin:end], headings=()) for begin, end in pairwise(cuts)]
 
 
 def _units(documents: Iterable[tuple[Document, str]], tokenizer: Tokenizer, options: WorthOptions) -> Iterator[Unit]:
-    """The units of documents, or of parts of documents with these whole texts, that are long enough."""
+    """Yield units of the documents, or of parts of documents with these whole texts, that are long enough."""
     sampling = ExampleOptions(
         examples=options.strides,
         prefix_tokens=options.prefix_tokens,
@@ -120,19 +116,22 @@ def _units(documents: Iterable[tuple[Document, str]], tokenizer: Tokenizer, opti
             examples = sample_examples([document], tokenizer, sampling)
         except TextError:
             continue
-        runs = overlap_with((whole,)).hashes
+        runs = passages_read.overlap_with((whole,)).hashes
         queries = queries_of(examples, tokenizer, sampling.query_tokens)
         yield Unit([replace(example, runs=runs) for example in examples], queries)
 
 
 def held_out_questions(questions: Sequence[Question], name: str, model: WritingModel, options: WorthOptions) -> HeldOut:
-    """Questions with gold answers, in random order, each in the prompt that `ralm ask` has for this model by default.
-    The continuation is the first gold answer, as far as `ralm ask` would write it."""
+    """Hold out questions in random order, each asked as `ralm ask` does, with the first gold answer as it writes it.
+
+    Raises:
+        UsageError: No question has an answer.
+    """
     answered = [question for question in questions if question.answers and question.answers[0].strip()]
     if not answered:
         raise UsageError(f"{name} has no gold answers, so no gain can be measured: give questions with answers.")
-    prompt, answering = chosen_prompt(None, model.tokenizer, IN_CONTEXT.reader, AnswerOptions(), ())
-    builder = PromptBuilder(prompt, model.tokenizer, room_for_prompts(model, answering))
+    prompt, answering = prompt_reader.chosen_prompt(None, model.tokenizer, IN_CONTEXT.reader, AnswerOptions(), ())
+    builder = PromptBuilder(prompt, model.tokenizer, answers.room_for_prompts(model, answering))
 
     def unit(question: Question) -> Unit:
         def prompts(passages: Passages, number: int) -> IntArray:
@@ -142,8 +141,8 @@ def held_out_questions(questions: Sequence[Question], name: str, model: WritingM
 
         answer = question.answers[0].strip()
         gold = tokens_after(prompts((), NO_PASSAGE), prompt.format_answer(answer), model.tokenizer)
-        runs = overlap_with((f"{question.text} {answer}",)).hashes
-        example = Example("", 0, NO_TOKENS, gold[: answering.new_tokens], runs)
+        runs = passages_read.overlap_with((f"{question.text} {answer}",)).hashes
+        example = Example("", 0, likelihoods.NO_TOKENS, gold[: answering.new_tokens], runs)
         return Unit([example], [question.text], prompts)
 
     units = map(unit, _shuffled(answered, options))

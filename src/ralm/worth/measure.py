@@ -33,8 +33,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredUnit:
-    """The tokens of a unit, what first passages gain on them in nats, without near duplicates and with them, the tokens
-    with a first passage, and whether some first passage is a near duplicate."""
+    """The tokens of a unit, and the gains of its first passages in nats, without near duplicates and with them."""
 
     tokens: int
     gain: float
@@ -84,8 +83,7 @@ class Meter:
 
 
 def measure_units(meter: Meter, held_out: HeldOut, minutes: float) -> Iterator[MeasuredUnit]:
-    """Measure units in turn for so many minutes (0: no limit); BudgetError when they are over. Says first what is read
-    at most, and after the first unit how long that takes here."""
+    """Measure units in turn for so many minutes (0: no limit), and log how long that takes; BudgetError at the end."""
     most, noun, limit = held_out.most, held_out.noun, f" for {minutes:g} minutes or" if minutes else ""
     _LOG.info(f"reads{limit} until the verdict is certain: at most {most:,} {noun}, with a passage and without")
     begin = time.perf_counter()

@@ -41,8 +41,7 @@ def looks(most: int) -> list[int]:
 
 
 def spending_bounds(units_K: Sequence[int], most: int, *, last: bool = False, level: float = 2 * CLAIM) -> list[float]:
-    """Return the bound of the standardised mean at each look, on both sides of 0; the `last` one spends what is left of
-    the level."""
+    """Return the two-sided bound of the standardised mean at each look; the `last` spends the rest of the level."""
     spent_K = [level * units / most for units in units_K]
     if last:
         spent_K[-1] = level
@@ -62,7 +61,7 @@ def spending_bounds(units_K: Sequence[int], most: int, *, last: bool = False, le
 
 
 def _passing(edge: float, grid_G: DoubleArray, density_G: DoubleArray, spread: float, level: float) -> float:
-    """The probability, above a level, that a sum from a grid passes an edge on either side after a step."""
+    """Return the probability, above a level, that a sum from a grid passes an edge on either side after a step."""
     return float(density_G @ (ndtr((grid_G - edge) / spread) + ndtr((-edge - grid_G) / spread))) - level
 
 

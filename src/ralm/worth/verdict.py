@@ -69,7 +69,7 @@ class Worth:
 
 
 def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Meter:
-    """Measures with BM25, or with dense retrieval if the index has vectors alone."""
+    """Return a meter with BM25, or with dense retrieval if the index has vectors alone."""
     if not scores_given_texts(model):
         raise UsageError(
             f"{model.name} does not score given texts, so no gain can be measured: give a model that does "
@@ -84,8 +84,9 @@ def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Met
 def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options: WorthOptions) -> Worth:
     """Measure units until the verdict is certain, the budget is used up, or all are measured.
 
-    Raises UsageError if the model does not score given texts or no unit is long enough, BudgetError if the budget ends
-    before a unit is measured.
+    Raises:
+        UsageError: The model does not score given texts, or no unit is long enough.
+        BudgetError: The budget ends before a unit is measured.
     """
     meter, most = open_meter(index, model, options), held_out.most
     measured: list[MeasuredUnit] = []
@@ -122,8 +123,7 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
 def judge_units(
     measured: Sequence[MeasuredUnit], most: int, *, last: bool = False
 ) -> tuple[WorthVerdict, Estimate, Estimate]:
-    """Return the verdict after these of at most so many units, and the gains without near duplicates and with them; the
-    `last` look spends what is left of the level."""
+    """Return the verdict, and the gains without near duplicates and with them; the `last` look spends the level."""
     bound = _bound(len(measured), most, last=last)
     gain, with_duplicates = (repeated_interval(gains, bound) for gains in _gains(measured))
     return _verdict(gain, with_duplicates), gain, with_duplicates
@@ -131,7 +131,6 @@ def judge_units(
 
 @cache
 def _bound(units: int, most: int, *, last: bool) -> float:
-    """Return the bound of the standardised mean after so many units."""
     return spending_bounds([*(look for look in looks(most) if look < units), units], most, last=last)[-1]
 
 
@@ -146,7 +145,6 @@ def _verdict(gain: Estimate, with_duplicates: Estimate | None = None) -> WorthVe
 
 
 def _gains(measured: Sequence[MeasuredUnit]) -> list[Units]:
-    """The gains of units without near duplicates and with them, and their tokens."""
     rows = [(unit.tokens, unit.gain, unit.with_duplicates) for unit in measured]
     tokens_U, *gains = np.array(rows, dtype=np.float64).T
     return [Units(gains_U, tokens_U) for gains_U in gains]
