@@ -2,11 +2,13 @@
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 
 from packaging.requirements import Requirement
+from pydantic import JsonValue
 
 from ralm.version import __version__
 
@@ -54,6 +56,21 @@ def read_environment() -> Environment:
         missing=missing,
         misfits=misfits,
     )
+
+
+def environment() -> dict[str, JsonValue]:
+    """Return the versions that figures may depend on; None for a package that is not installed."""
+    packages = "torch transformers tokenizers numpy numba pyarrow sentence-transformers faiss-cpu"
+    versions: dict[str, JsonValue] = dict.fromkeys(packages.split())
+    for package in versions:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        **versions,
+    }
 
 
 def _extra_of(requirement: Requirement) -> str:

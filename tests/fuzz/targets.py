@@ -33,9 +33,8 @@ from ralm.retrieval.retrieval_file import (
     write_retrieval_file,
 )
 from ralm.retrieval.update import update_index
-from ralm.runs.report import build_report
 from ralm.runs.resume import unfinished_run, unfinished_store
-from ralm.runs.run import evaluation_config, open_run, write_run
+from ralm.runs.run import build_report, evaluation_config, open_run, write_run
 from ralm.terminal import Advance
 from ralm.training.gains import signal_statistics
 from ralm.training.signals import open_signals

@@ -33,8 +33,7 @@ from ralm.reranking.oracle import Oracle
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.index import open_index
-from ralm.runs.report import build_report
-from ralm.runs.run import evaluation_config, open_run, write_run
+from ralm.runs.run import build_report, evaluation_config, open_run, write_run
 from tests.cli.program import ralm
 from tests.tiny_tokenizers import TOKENIZERS, save_with_tokenizer
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ralm.evaluation.report import Report, render_report
 from ralm.reading.provenance import TracedText
 from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
-from ralm.runs.report import Report, render_report
 from tests.browser import browser_command, needs_browser
 
 NASTY = "</script><script>alert(1)</script>"

@@ -13,13 +13,13 @@ from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, FolderExistsError, UsageError
 from ralm.evaluation.perplexity import Evaluation, ReadingSettings, evaluate_text
+from ralm.evaluation.report import render_report
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
-from ralm.runs.report import build_report, render_report
-from ralm.runs.run import PASSAGES, evaluation_config, open_run, write_run
+from ralm.runs.run import PASSAGES, build_report, evaluation_config, open_run, write_run
 from ralm.terminal import to_json
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.fuzz.mutations import mend

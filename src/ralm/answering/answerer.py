@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from html import escape
 
 import numpy as np
 from pydantic import JsonValue
@@ -53,6 +54,15 @@ class SourcedAnswer:
             fields["gain"] = gain_as_json(self.text)
             fields["sources"] = [source.with_passage() for source in self.sources]
         return fields
+
+    def _repr_html_(self) -> str:
+        """Return the answer and its sources, which notebooks show."""
+        sources = "".join(
+            f"<li><b>{escape(source.passage.title or source.passage.document_id)}</b> ({escape(source.evidence)}): "
+            f"{escape(source.passage.text)}</li>"
+            for source in self.sources
+        )
+        return f"<p>{escape(self.answer.text)}</p><ol>{sources}</ol>"
 
 
 class Answerer:

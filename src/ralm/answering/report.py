@@ -11,7 +11,8 @@ from pydantic import JsonValue
 from ralm.answering import metrics, run
 from ralm.answering.quotes import quotes
 from ralm.errors import DamagedFolderError
-from ralm.runs import report, tables
+from ralm.evaluation import report
+from ralm.runs import tables
 from ralm.runs.run import PASSAGES, read_summary
 from ralm.storage.manifest import open_consistently
 

@@ -30,7 +30,7 @@ _COMMANDS: Final = (
     ("Index and search", "sync", ("sync",)),
     ("Index and search", "index", ("encode",)),
     ("Index and search", "search", ("search",)),
-    ("Index and search", "info", ("info",)),
+    ("Index and search", "check", ("info",)),
     ("Read and generate", "worth", ("worth",)),
     ("Read and generate", "eval", ("eval",)),
     ("Read and generate", "report", ("report",)),

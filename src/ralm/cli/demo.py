@@ -49,7 +49,7 @@ def demo_command(
     """
     from ralm.cli.output import write_page
     from ralm.demo.demonstration import REPORT, Demonstration, build_demo_folder, demonstrate
-    from ralm.runs.report import render_report
+    from ralm.evaluation.report import render_report
 
     model_options.check_effect(lm)
     model = ralm.load_language_model(lm, model_options)

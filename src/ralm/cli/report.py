@@ -44,8 +44,8 @@ def report_command(
     from ralm.answering.report import report_of_answers
     from ralm.cli.output import write_page
     from ralm.cli.results import print_comparison, print_gain
-    from ralm.runs.report import build_report, render_page, render_report
-    from ralm.runs.run import open_run
+    from ralm.evaluation.report import render_page, render_report
+    from ralm.runs.run import build_report, open_run
     from ralm.storage.manifest import kind_of
     from ralm.storage.outputs import check_output_file
 

@@ -11,8 +11,8 @@ from ralm.cli.output import passage_name, print_line, print_table, with_interval
 from ralm.evaluation import perplexity
 from ralm.evaluation.comparison import Comparison
 from ralm.evaluation.intervals import NO_INTERVAL, STRETCH, Estimate
+from ralm.evaluation.report import to_float
 from ralm.reading.provenance import TracedText
-from ralm.runs.report import to_float
 from ralm.runs.sweep import SWEEP_PLOT, SWEEP_TABLE, Sweep
 from ralm.terminal import one_line
 from ralm.training import reranker

@@ -19,6 +19,7 @@ from ralm.corpus.splitting import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import FolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation, Reading
+from ralm.evaluation.report import Report
 from ralm.pipeline import Pipeline, open_pipeline
 from ralm.protocols import LanguageModel
 from ralm.reading import ReadingOptions
@@ -26,7 +27,6 @@ from ralm.reading.plan import PlanOptions
 from ralm.records import Document
 from ralm.retrieval.build import build_index
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.runs.report import Report
 from ralm.settings import PipelineOptions
 from ralm.storage import manifest, outputs
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.errors import RalmWarning, UsageError
+from ralm.evaluation import report
 from ralm.evaluation.comparison import Column, UnitTable
 from ralm.evaluation.intervals import Estimate, Units, compare, stretches
 from ralm.evaluation.passages_read import PassagesRead
@@ -32,6 +33,8 @@ from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
 from ralm.validation import check_length
 
+_IN_A_CELL: Final = 4000
+"""Number of tokens that a notebook shows."""
 _BOUNDED: Final = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte")
 """The measures that log-probabilities decide."""
 
@@ -169,6 +172,18 @@ class Evaluation:
         targets = np.concatenate([scored.tokens_T, scored.positions_T, self.prepared.document_T])
         identity = hashlib.sha256(targets.astype(np.int64).tobytes()).hexdigest()
         return UnitTable(self.reading.unit, identity, columns)
+
+    def _repr_html_(self) -> str | None:
+        """Return the page of `ralm report`, which notebooks show; None without a baseline, or if there are bounds."""
+        if self.baseline is None or self.is_bounded:
+            return None
+        shown = replace(
+            report.build_text_report(self.traced, {}),
+            perplexity=self.reading.measures.token_perplexity,
+            baseline_perplexity=self.baseline.measures.token_perplexity,
+            shown_tokens=min(len(self.reading.scored), _IN_A_CELL),
+        )
+        return report.as_frame(report.render_report(shown))
 
     def summary(self) -> dict[str, JsonValue]:
         """Return the measures, those of the baseline if there is one, the gain over it, and the change."""

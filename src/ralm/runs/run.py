@@ -13,18 +13,17 @@ manifest.json    the configuration again, the environment, and a checksum of eac
 
 import hashlib
 import json
-import platform
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
+from ralm.environment import environment
 from ralm.errors import DamagedFolderError, UsageError
+from ralm.evaluation import report
 from ralm.evaluation.perplexity import Evaluation, ReadingSettings
 from ralm.protocols import LanguageModel
 from ralm.reading import provenance, sources
@@ -116,19 +115,17 @@ def evaluation_config(
     }
 
 
-def environment() -> dict[str, JsonValue]:
-    """Return the versions that figures may depend on; None for a package that is not installed."""
-    packages = "torch transformers tokenizers numpy numba pyarrow sentence-transformers faiss-cpu"
-    versions: dict[str, JsonValue] = dict.fromkeys(packages.split())
-    for package in versions:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        **versions,
-    }
+def build_report(run: Run, tokens: int) -> report.Report:
+    """Return the report of a run, which shows the first `tokens` tokens of its text."""
+    config = report.config_part(run.summary, "config")
+    return report.Report(
+        title=Path(str(report.config_part(config, "text").get("path") or run.path)).name,
+        settings=report.describe_settings(config),
+        perplexity=report.to_float(run.summary.get("token_perplexity")),
+        baseline_perplexity=report.to_float(report.config_part(run.summary, "baseline").get("token_perplexity")),
+        text=run.text,
+        shown_tokens=min(tokens, len(run.text)),
+    )
 
 
 def verify_folder(folder: Path | str) -> tuple[str, Sequence[str]]:

@@ -16,9 +16,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from ralm.evaluation.report import render_page
 from ralm.options import without_none
 from ralm.retrieval.summary import corpus_title
-from ralm.runs.report import render_page
 from ralm.serving import errors, jobs, middleware, options, search
 from ralm.serving.local import LocalService
 from ralm.serving.state import ModelService, SearchService

@@ -22,11 +22,11 @@ from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch.utils.data import SequentialSampler
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerState
 
+from ralm.environment import environment
 from ralm.errors import FolderError, ModelError, RalmWarning, UsageError
 from ralm.lm.local.loading import quiet_loading
 from ralm.records import IntArray
 from ralm.runs import resume
-from ralm.runs.run import environment
 from ralm.storage.manifest import Manifest, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind, check_output, new_folder
 from ralm.terminal import progress_bar, to_json

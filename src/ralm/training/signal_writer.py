@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.corpus.documents import Fields
+from ralm.environment import environment
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import IntArray
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
 from ralm.runs.resume import unfinished_run, unfinished_store
-from ralm.runs.run import environment
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import check_output, new_folder
 from ralm.terminal import no_progress, path_text, progress_bar

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib.resources import files
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -19,7 +18,6 @@ from pydantic import JsonValue
 
 from ralm.reading.provenance import Contribution, TracedText, contribution_as_json, passage_as_json
 from ralm.records import NO_PASSAGE, FloatArray
-from ralm.runs.run import Run
 from ralm.terminal import one_line, to_json
 
 _DECIMALS: Final = 4
@@ -74,23 +72,10 @@ class Report:
         return [row for place, row in enumerate(rows) if place < first or place >= last or row.passage in of_tokens]
 
 
-def build_report(run: Run, tokens: int) -> Report:
-    """Return the report of a run, which shows the first `tokens` tokens of its text."""
-    config = config_part(run.summary, "config")
+def build_text_report(text: TracedText, config: Mapping[str, JsonValue]) -> Report:
+    """Return the report of a text, such as a generated one; `config` has the parts of that of a run."""
     return Report(
-        title=Path(str(config_part(config, "text").get("path") or run.path)).name,
-        settings=describe_settings(config),
-        perplexity=to_float(run.summary.get("token_perplexity")),
-        baseline_perplexity=to_float(config_part(run.summary, "baseline").get("token_perplexity")),
-        text=run.text,
-        shown_tokens=min(tokens, len(run.text)),
-    )
-
-
-def build_generation_report(text: TracedText, config: Mapping[str, JsonValue]) -> Report:
-    """Return the report of a generated text; `config` is that of a run as far as generation has its parts."""
-    return Report(
-        title=" ".join(text.before.split())[:_TITLE],
+        title=" ".join((text.before or "".join(text.texts)).split())[:_TITLE],
         settings=describe_settings(config),
         perplexity=_perplexity(text.log_probs_T),
         baseline_perplexity=_perplexity(text.baseline_T),
@@ -168,17 +153,22 @@ _MARK: Final = re.compile(r"\{\{(title|style|script|data|\w+\.css|\w+\.js)\}\}")
 
 def render_report(report: Report) -> str:
     """Return the report of a run as one HTML page."""
-    return render_page("ralm.runs", "report.html", f"{report.title} · ralm report", report.as_json())
+    return render_page("ralm.evaluation", "report.html", f"{report.title} · ralm report", report.as_json())
+
+
+def as_frame(page: str) -> str:
+    """Return a page as HTML that a notebook shows in a cell."""
+    return f'<iframe srcdoc="{html.escape(page)}" style="width:100%;height:36em;border:0"></iframe>'
 
 
 def render_page(package: str, template: str, title: str, data: JsonValue) -> str:
     """Fill in a template of a package with title, data, shared parts, and the styles and scripts beside it."""
     parts = {
         "{{title}}": html.escape(one_line(title)),
-        "{{style}}": _text("ralm.runs", "page.css"),
-        "{{script}}": _text("ralm.runs", "page.js"),
-        "{{tokens.css}}": _text("ralm.runs", "tokens.css"),
-        "{{tokens.js}}": _text("ralm.runs", "tokens.js"),
+        "{{style}}": _text("ralm.evaluation", "page.css"),
+        "{{script}}": _text("ralm.evaluation", "page.js"),
+        "{{tokens.css}}": _text("ralm.evaluation", "tokens.css"),
+        "{{tokens.js}}": _text("ralm.evaluation", "tokens.js"),
         "{{data}}": to_json(data).replace("<", "\\u003c"),
     }
 
@@ -186,7 +176,7 @@ def render_page(package: str, template: str, title: str, data: JsonValue) -> str
     def part(mark: re.Match[str]) -> str:
         return parts[mark[0]] if mark[0] in parts else _text(package, mark[1])
 
-    whole = _text(package, template).replace("{{head}}\n", _text("ralm.runs", "head.html"))
+    whole = _text(package, template).replace("{{head}}\n", _text("ralm.evaluation", "head.html"))
     return _MARK.sub(part, whole)
 
 
