@@ -9,6 +9,8 @@ index of both kinds (`my-index`). Tiny models stand there under the names that t
 before a block, `<!-- not run: REASON -->`, excludes it; the commands and options of such a block must still exist.
 """
 
+import ast
+import json
 import re
 import shlex
 import shutil
@@ -136,6 +138,26 @@ def test_the_examples_of_a_page_run(
                 exec(compile(block.code, page, "exec"), variables)
             else:
                 run_shell(block.code, page)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_shows_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    variables: dict[str, object] = {}
+    shown = []
+    for cell in json.loads((ROOT / "docs" / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            *statements, last = ast.parse("".join(cell["source"])).body
+            exec(compile(ast.Module(statements, []), "cell", "exec"), variables)
+            if isinstance(last, ast.Expr):
+                result = eval(compile(ast.Expression(last.value), "cell", "eval"), variables)
+                shown.append(getattr(result, "_repr_html_", lambda: None)())
+            else:
+                exec(compile(ast.Module([last], []), "cell", "exec"), variables)
+    answer, page = filter(None, shown)
+    assert "<b>curie</b>" in answer
+    assert page.startswith("<iframe srcdoc=")
+    assert "Marie Curie and Pierre" in page
 
 
 def run_shell(code: str, page: str) -> None:
