@@ -116,6 +116,7 @@ def application(only: str | None = None) -> typer.Typer:
 @cache
 def program(only: str | None = None) -> Any:
     """Return the commands of `application`, made once: there are hundreds of options, and a process may run several."""
+    # Private: typer's command of an application; test_flags.py.
     return typer.main.get_command(application(only))
 
 

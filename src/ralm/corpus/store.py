@@ -263,6 +263,7 @@ class PassageStore(Sequence[Passage]):
     def _column(self, column: pa.Array) -> _Column:
         """Return the buffers of a column, which must be in the file uncompressed and without nulls."""
         width = np.int64 if column.type == pa.large_string() else np.int32
+        # Private: pyarrow's buffers inside a memory map; round trips.
         validity, places, content = column.buffers()
         if column.offset or validity is not None or places is None or not self._holds(places, content):
             self._damaged("a column has an unexpected layout")

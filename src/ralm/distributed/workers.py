@@ -320,6 +320,7 @@ def _start(node: str, number: int, resources: dict[str, float]) -> _Worker:
 
 
 def _nodes() -> list[dict[str, Any]]:
+    # Private: Ray's description of machines, causes and texts of errors; tests on a cluster.
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return nodes
 

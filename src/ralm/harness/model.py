@@ -142,6 +142,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         """Return the settings, which the harness records with its results."""
         return {"ralm": self.settings}
 
+    # Private: lm-eval's hooks of `LM`; answers against its own model.
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Use a cache of the harness (`use_cache`, a SqliteDict) for answers of these settings alone.
 

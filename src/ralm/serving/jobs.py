@@ -186,6 +186,7 @@ Searched = Annotated[state.SearchService, Depends(service_of)]
 
 async def check_query(request: Request) -> None:
     """Raise RequestError for unknown parameters in the query."""
+    # Private: the route in the scope of a request; tests of queries.
     parameters = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
     for name in request.query_params:
         if name not in parameters:

@@ -104,6 +104,7 @@ class RalmServer(uvicorn.Server):
         self._ready = ready
         self._seconds = service.options.limits.shutdown_seconds
 
+    # Private: uvicorn's steps of a server and its connections; test_running.py.
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and call `ready`."""
         await super().startup(sockets)

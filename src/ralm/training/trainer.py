@@ -103,6 +103,7 @@ class _ExampleTrainer:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         return stack
 
+    # Private: methods of sentence-transformers' trainers; trainings resumed bit for bit.
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint; StorageError if torch cannot write it."""
         try:

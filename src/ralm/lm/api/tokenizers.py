@@ -110,6 +110,7 @@ class _TiktokenTokenizer:
 
     @property
     def end_token(self) -> int | None:
+        # Private: tiktoken's table; the call fails.
         return self._encoding._special_tokens.get("<|endoftext|>")
 
     def encode(self, text: str) -> IntArray:

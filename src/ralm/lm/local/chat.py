@@ -110,6 +110,7 @@ class _Marks:
 def write_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], failure: str, **how: Any) -> str:
     """Write messages in the tokenizer's chat template; ChatError, which begins with `failure`, if it fails."""
     try:
+        # Private: the keywords of transformers' chat templates; a test of its signature.
         written = tokenizer.apply_chat_template(messages, tokenize=False, **how)
     except Exception as error:  # a template is a program of its own, with any error
         raise ChatError(f"{failure}: {short_message(error)}.") from error

@@ -43,6 +43,7 @@ _FLOAT32_TOLERANCE: Final = 1e-3
 """How much the logits of two ways to read may differ by rounding, as a fraction of their size."""
 _TOLERANCE: Final = 0.3
 """The same in other number formats: a family that reads its layers many times rounds to 0.2."""
+# Private: transformers' argument of `forward`, which 5.24 renamed; test_library_mismatch.py.
 _CACHE_ARGUMENTS: Final = ("cache", "past_key_values")
 """Names of the argument of `forward` that takes a cache; transformers 5.24 renamed the second to the first."""
 
@@ -369,6 +370,7 @@ class Engine:
 
 def length_thresholds(config: Any) -> list[int]:
     """Return the lengths beyond which a model reads all tokens differently (LongRoPE of Phi-3), usually none."""
+    # Private: names of settings; tests of Phi-3.
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]

@@ -201,6 +201,7 @@ def load_gguf(name: str, dtype: Any = "auto", device: str = "cpu", **options: An
         several = torch.bfloat16 if device == "cuda" and kinds - _UNQUANTISED.keys() else torch.float32
         dtype = _UNQUANTISED.get("".join(kinds), several)
     state = {theirs: _weights(file, ours, config, dtype) for ours, theirs in sorted(names.items())}
+    # Private: transformers without a folder; GGUF files against their sources.
     model: PreTrainedModel = loader.from_pretrained(None, config=config, state_dict=state, dtype=dtype, **options)
     model.config.name_or_path = name
     model.config.gguf_sha256 = file.digest.hexdigest()

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+
+# Private: transformers' merges; GGUF files against their sources.
 from transformers.tokenization_utils_base import generate_merges
 
 from ralm.errors import ModelError

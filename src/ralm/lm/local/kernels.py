@@ -12,6 +12,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.activations import FastGELUActivation, GELUTanh, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+# Private: attention and mask functions by name, and Conv1D; test_kernels.py lists who is faster.
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
@@ -228,6 +230,7 @@ class _PackedLinear:
         version = 0 if weight.is_inference() else weight._version
         if weight is not self._weight or version != self._version:
             weight_OI = weight.detach().T.contiguous() if isinstance(self._module, Conv1D) else weight.detach()
+            # Private: torch's packed layers and versions of tensors; a trial when a model is loaded.
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _PACKED_ROWS)
             self._weight, self._version = weight, version
         states_RI = states.reshape(-1, states.shape[-1])

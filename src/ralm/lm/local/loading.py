@@ -158,6 +158,8 @@ def load_checkpoint(name: str, source: Mapping[str, Any], device: str, **options
         with no_bars():
             return load_gguf(name, device=device, **options)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+
+    # Private: transformers' mappings and loading info; tests that drop a weight.
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
     loader: Any = AutoModelForCausalLM

@@ -48,6 +48,7 @@ class KeyValueRows:
 
     def __init__(self) -> None:
         self.lengths_R: IntArray = np.zeros(0, dtype=np.int64)
+        # Private: transformers' cache classes, their keys and values; the lists of every_family.py.
         self.cache = Cache(layer_class_to_replicate=partial(_Layer, self))
         self.rows = slice(0, 0)
         self.begin = self.end = 0

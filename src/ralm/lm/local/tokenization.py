@@ -253,6 +253,7 @@ def _check_characters(text: str) -> None:
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of everything that decides how text is encoded and ids are decoded, and of an encoded sample."""
     if tokenizer.is_fast:
+        # Private: the tokenizer below transformers' own; the call fails.
         tokenizer.backend_tokenizer.no_truncation()  # without those of the last text
         tokenizer.backend_tokenizer.no_padding()
     decisive = {

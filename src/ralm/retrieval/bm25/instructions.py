@@ -11,6 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+
+# Private: numba's intrinsics and builder; compiling fails.
 from numba.core import cgutils
 from numba.extending import intrinsic
 

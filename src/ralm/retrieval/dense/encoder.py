@@ -172,6 +172,7 @@ class SentenceEncoder:
         prompt_name = next((name for name in _PROMPTS[task] if name in model.prompts), model.default_prompt_name)
         reading = {"task": task, **_limits(length)}
         prompt = None if prompt_name is None else model.prompts.get(prompt_name)
+        # Private: sentence-transformers' preprocessing and choice of prompts; tensors against `encode`.
         features = model.preprocess(_encodable(texts), prompt=prompt, **reading)
         with _readable(model, length):
             vectors_TD = model(batch_to_device(features, model.device), **reading)["sentence_embedding"].float()

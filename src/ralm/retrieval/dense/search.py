@@ -35,6 +35,7 @@ _COUNT: Final = struct.Struct("<Q")
 _FLAT: Final = b"IxFI"
 _ADVICE: Final = "use that one, or pass `any_encoder=True` if you know that their vectors are compatible."
 _SKIPPING: Final = (
+    # Private: FAISS' classes and the head of its files; round trips.
     faiss.IndexFlat,
     faiss.IndexScalarQuantizer,
     faiss.IndexHNSWFlat,
