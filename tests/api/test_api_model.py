@@ -41,6 +41,7 @@ from tests.api.served import (
     tiny,
     tokens_of,
 )
+from tests.campaign import examples
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
 EXACT_AND_BIAS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False)}
@@ -74,7 +75,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=6))
 def test_scores(of_table: ApiModel, requests: list[Request]) -> None:
     found = Scorer(of_table, progress=False).log_probs(requests)

@@ -36,6 +36,7 @@ from tests.api.served import (
     tokens_of,
     unprobed,
 )
+from tests.campaign import examples
 from tests.fakes import SharedWordsRetriever, passages_of
 
 PASSAGES = passages_of(
@@ -97,7 +98,7 @@ def asked_of(server: ScriptedServer, kind: str, backing: OfTable, likeliest: int
 PROMPTS = st.sampled_from(["The city", "A list of the river", "The sea is a river and a list is a tuple", "zz"])
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(
     seed=st.integers(0, 50),
     prompt=PROMPTS,
@@ -192,7 +193,7 @@ def listing() -> Iterator[ScriptedServer]:
         yield server
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(seed=st.integers(0, 1000), likeliest=st.integers(1, VOCABULARY), log_weights_K=LOG_WEIGHTS)
 def test_certified_tokens_are_the_likeliest_of_the_exact_average(
     listing: ScriptedServer, seed: int, likeliest: int, log_weights_K: DoubleArray

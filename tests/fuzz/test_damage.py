@@ -24,7 +24,7 @@ from tests.fuzz.damage import RIGHT, bad_mutants, outcome_of
 from tests.fuzz.formats import archive, many, packed, table, word
 from tests.fuzz.targets import TARGETS, Target
 
-COUNT = int(os.environ.get("RALM_FUZZ", "5"))
+COUNT = int(os.environ.get("RALM_FUZZ", "3"))
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from ralm.settings import CATALOGUES
 from tests.cli.program import STORIES, TEXT, ralm
 from tests.tiny_encoders import save_tiny_bert
 
-CASES = int(os.environ.get("RALM_FUZZ", "12"))
+CASES = int(os.environ.get("RALM_FUZZ", "8"))
 SECONDS_A_CASE, PROCESSOR_SECONDS_A_CASE = 300, 60
 """A busy machine may let a case wait, so the seconds on a clock are many."""
 TIMERS = (

@@ -26,6 +26,7 @@ from ralm.lm.registry import ModelOptions, load_local_model
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, IntArray, Passage, ScoringSequence
 from ralm.storage.store import Store
+from tests.campaign import examples
 from tests.cli.program import done, printed, write_rows
 from tests.lm.test_decoder import Reads, check
 from tests.tiny_models import POSITIONS
@@ -98,7 +99,7 @@ def test_a_text_that_comes_in_pieces_is_found_whole(model: LocalLanguageModel, r
     assert blocks.reused == 3 * BLOCK
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 1 << 30), fit=st.integers(0, 9), together=st.booleans())
 def test_any_texts_in_a_cache_of_any_size(model: LocalLanguageModel, seed: int, fit: int, together: bool) -> None:
     """Texts with beginnings in common, one after another and together."""

@@ -19,6 +19,7 @@ from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.local.probe import can_cache_rows, choose_decoder
 from ralm.lm.local.states import StateDecoder
 from ralm.records import FloatArray, IntArray, ScoringSequence
+from tests.campaign import examples
 from tests.tiny_models import POSITIONS, longrope_model
 
 
@@ -109,7 +110,7 @@ def test_tensors_are_seldom_made_anew(tiny_folders: dict[str, Path], monkeypatch
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=4)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(moves=st.lists(st.tuples(LENGTHS, st.randoms(use_true_random=False)), min_size=1, max_size=5))
 def test_any_texts_after_any_others(tiny_folders: dict[str, Path], moves: list[tuple[list[int], object]]) -> None:
     """Two tokens only, so that beginnings are shared by chance, among several rows."""

@@ -19,6 +19,7 @@ from ralm.reading.mixture import similarity_log_weights
 from ralm.reading.parts import Parts
 from ralm.reading.sampling import draw_token
 from ralm.records import Draw, Drawn, NextTokens, PromptPrefix, Readings
+from tests.campaign import examples
 from tests.every_family import tiny_family_model
 from tests.fake_cuda import CUDA, fake_cuda
 
@@ -68,7 +69,7 @@ def assert_same(one: Drawn, other: Drawn) -> None:
         assert log_prob == pytest.approx(expected, rel=1e-6, abs=1e-5)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.integers(0, 2**32 - 1),
     st.lists(st.tuples(st.integers(1, 4), SETTINGS, st.integers(1, 3)), min_size=1, max_size=3),

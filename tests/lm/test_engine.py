@@ -16,6 +16,7 @@ from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
 from ralm.records import Request, ScoringSequence
+from tests.campaign import examples
 from tests.every_family import tiny_family_model
 from tests.lm.test_families import check_scores, check_writing, language_model
 from tests.tiny_models import byte_tokenizer, longrope_model
@@ -48,7 +49,7 @@ def request_lists(draw: st.DrawFn) -> list[Request]:
     return requests
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(requests=request_lists(), padded=st.booleans(), copies=st.integers(1, 2))
 def test_equals_one_plain_pass_a_request(
     model: LocalLanguageModel, requests: list[Request], padded: bool, copies: int

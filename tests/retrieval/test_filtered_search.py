@@ -21,7 +21,7 @@ from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
 from ralm.retrieval.update import update_index
-from tests.campaign import campaign
+from tests.campaign import campaign, examples
 from tests.fakes import LetterEncoder
 from tests.retrieval.searching import assert_equal, found_by, indexed, pieces, streamed, strides, words
 
@@ -268,11 +268,11 @@ def check_hits(index: Index, passages: Sequence[Passage], case: Case, query: str
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("examples", [12, campaign(250)])
-def test_hits_are_the_best_of_all_passages_that_pass(tmp_path_factory: pytest.TempPathFactory, examples: int) -> None:
+@pytest.mark.parametrize("count", [6, campaign(250)])
+def test_hits_are_the_best_of_all_passages_that_pass(tmp_path_factory: pytest.TempPathFactory, count: int) -> None:
     """After updates and removals; by scans and by streams, dense, fused and at random: 20 filters an index."""
 
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=count, deadline=None)
     @given(
         parts=st.lists(st.lists(DOCUMENT, min_size=1, max_size=5), min_size=1, max_size=3),
         data=st.data(),
@@ -307,7 +307,7 @@ def test_damaged_columns_are_noticed(tmp_path: Path) -> None:
         IndexColumns("index", index.passages, tmp_path / "more" / COLUMNS_FILE).mask(wanted)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     seed=st.integers(0, 1 << 30),
     count=st.sampled_from([1, 63, 64, 700, 1024, 3000]),

@@ -17,6 +17,7 @@ from ralm.retrieval.bm25.batch import BLOCK_BITS
 from ralm.retrieval.bm25.collection import Collection, rounded_up
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.stream import QueryRuns, Stream
+from tests.campaign import examples
 from tests.retrieval.searching import (
     assert_equal,
     found_by,
@@ -41,7 +42,7 @@ def without(hits: Hits, left_out: Sequence[int], k: int) -> tuple[np.ndarray, np
     return numbers_QK, scores_QK
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     seed=st.integers(0, 1 << 30),
     passages=st.sampled_from([1, 2, 63, 64, 65, 300, 700, 3000]),

@@ -24,6 +24,7 @@ from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.index import Index, check_index, open_index
 from ralm.retrieval.update import update_index
+from tests.campaign import examples
 from tests.fakes import LetterEncoder
 
 WORDS = [f"w{number}" for number in range(9)]
@@ -117,7 +118,8 @@ class Updates(RuleBasedStateMachine):
 def test_any_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Updates, "root", str(tmp_path))
     run_state_machine_as_test(
-        Updates, settings=settings(max_examples=15, stateful_step_count=8, suppress_health_check=[*HealthCheck])
+        Updates,
+        settings=settings(max_examples=examples(15), stateful_step_count=8, suppress_health_check=[*HealthCheck]),
     )
 
 

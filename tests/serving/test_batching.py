@@ -31,6 +31,7 @@ from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
 from ralm.serving.errors import StoppedError
 from ralm.serving.model import RequestScope, SharedModel, in_scope
+from tests.campaign import examples
 from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
 
 PASSAGES = passages_of("the red fox", "a fox and a hill", "the sea is wide", "hill by the sea", "a red stone")
@@ -111,7 +112,7 @@ def check_written(jobs: Sequence[Job], model: WritingModel, shared: SharedModel)
         check_equal(tokens, job.tokens(model))  # type: ignore[arg-type]
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(jobs=JOBS, chunk=st.sampled_from([1, 7, 512]), cache=st.sampled_from([1, 100, 1 << 16]))
 def test_each_is_written_as_if_alone(model: LocalLanguageModel, jobs: list[Job], chunk: int, cache: int) -> None:
     with batched(model, chunk, cache) as shared:
