@@ -1,7 +1,7 @@
 """The pipeline: a language model, a source of passages, and the parts that decide what the model reads.
 
 `open_pipeline` is the only place where parts are put together from their names (`ralm.grammar`): commands, the server,
-the harness, recipes and the demo call it. `open` does so with settings by name:
+the harness, recipes and the demo call it. `ralm eval` then calls `ralm.runs.resume`. `open` takes settings by name:
 
     pipe = ralm.open("my-index", lm="smollm2", reader="ensemble:documents=4", mixer="posterior")
     pipe.score(text)

@@ -169,7 +169,7 @@ class Continuations(Protocol):
 
 
 class WritingModel(LanguageModel, Protocol):
-    """A language model that also predicts the next token, so that it can generate text."""
+    """A language model that also predicts the next token, so that text can be written with it."""
 
     @property
     def end_tokens(self) -> frozenset[int]:

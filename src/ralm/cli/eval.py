@@ -1,4 +1,8 @@
-"""`ralm eval`: scores a text with a language model, with and without passages in front."""
+"""`ralm eval`: scores a text with a language model, with and without passages in front.
+
+From here to a log-probability: `open_pipeline` puts the parts together, `evaluation.perplexity.evaluate_text` plans and
+retrieves, `reading.score.score_text` reads and mixes, `lm.scoring.Scorer` asks the model, `lm.local.engine` computes.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

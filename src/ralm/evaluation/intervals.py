@@ -1,11 +1,10 @@
-"""Figures of runs with their 95% intervals, from a table of units: documents, stretches of a text, questions, topics.
+"""Figures and gains with their 95% intervals, from a table of units: documents, stretches of a text, questions, topics.
 
 A unit has the sum and the count of a measure. A figure is a function of the ratio of both totals, and two runs over the
 same units are compared unit by unit. The interval is Student's t for the linearised ratio (Cochran, Sampling
 Techniques, 1977, section 6.3), with a degree of freedom less than there are units; that of a share is Wilson's (Journal
 of the American Statistical Association 22, 1927). Values within a unit may depend on each other, units may not. Fewer
-than ten units give no interval, nor do differences that are equal in all units. docs/method.md says how often a mean
-of 0 is taken for another one.
+than ten units give no interval, nor do differences that are equal in all units. docs/method.md has the measured level.
 
 Letters of shapes: T values, U units.
 """

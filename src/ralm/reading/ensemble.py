@@ -1,4 +1,4 @@
-"""REPLUG's ensemble: each passage is read alone, and the predictions are averaged (REPLUG, Eq. 2)."""
+"""REPLUG's reader: each passage alone before the text. `ralm.reading.mixture` averages the predictions (Eq. 2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

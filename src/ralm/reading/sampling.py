@@ -97,7 +97,7 @@ def draw_tokens(
     continuations: Continuations, texts: Sequence[IntArray], draws: Sequence[Draw], *, chosen: bool = False
 ) -> list[Drawn]:
     """Draw a token for each average, with `chosen` after asking for log-probabilities that are not listed."""
-    on_device = getattr(continuations, "draw", None)
+    on_device = getattr(continuations, "draw", None)  # of a local model: `ralm.lm.local.draw`
     if on_device is not None:
         drawn: list[Drawn] = on_device(texts, draws)
         return drawn

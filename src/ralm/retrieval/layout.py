@@ -1,13 +1,13 @@
 """The layout of an index on disk, as its manifest describes it.
 
-manifest.json     format, settings, counts, sizes and checksums
-passages.arrow    the passages; the number of one is its row, here and in all other files
-columns.arrow     their metadata by value, if they have any
-files.table       the files that they were read from, if `ralm sync` can read these again
-bm25/             the arrays of BM25, if it was built for BM25
+manifest.json     format, settings, counts, sizes and checksums (`ralm.storage.manifest`)
+passages.arrow    the passages; a passage's number is its row, here and in all other files (`ralm.corpus.store`)
+columns.arrow     their metadata by value, if they have any (`ralm.retrieval.columns`)
+files.table       the files that they were read from, if `ralm sync` can read these again (`ralm.corpus.file_table`)
+bm25/             the arrays of BM25, if it was built for BM25 (`ralm.retrieval.bm25.arrays`)
 vectors/NAME/     a set of vectors (`ralm.retrieval.dense.build`)
 
-An index is never changed. Every change writes a new folder, which replaces the old one by a rename; files that stay the
+An index is never changed in place. Every change writes a new folder, which replaces the old one by a rename; files that stay the
 same are links to the old ones.
 """
 
