@@ -15,7 +15,6 @@ from ralm.corpus.formats.json_records import _JsonText, _values
 from ralm.corpus.sources import Skipped, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
-from tests.campaign import examples
 from tests.corpus.reading import read
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -53,7 +52,7 @@ def test_an_array_in_pieces_is_the_array_at_once(
     assert repr(values_of(path, piece)) == repr(json.loads(written))
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=300)
 @given(st.lists(VALUES, min_size=1, max_size=3), st.integers(1, 40), st.data())
 def test_an_array_that_is_cut_or_changed_is_refused_or_read_as_json_does(
     tmp_path: Path, values: list[JsonValue], piece: int, data: st.DataObject

@@ -23,7 +23,6 @@ from ralm.errors import MissingExtraError, ModelError, RalmError, UsageError  # 
 from ralm.lm.local.gguf_file import open_gguf  # noqa: E402
 from ralm.lm.local.gguf_model import load_gguf  # noqa: E402
 from ralm.lm.registry import ModelOptions, load_local_model  # noqa: E402
-from tests.campaign import examples  # noqa: E402
 from tests.lm.gguf_files import CONFIGS, bpe_tokens, tiny_model, write_model  # noqa: E402
 
 TOKENS = torch.randint(0, 290, (1, 60), generator=torch.Generator().manual_seed(0))
@@ -132,7 +131,7 @@ def test_a_file_that_shrinks_while_it_is_read(llama: Path, tmp_path: Path) -> No
         [opened.load(name, torch.float32) for name in opened.tensors]
 
 
-@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_damaged_header_is_one_sentence(llama: Path, data: st.DataObject) -> None:
     """Or it is another valid header: figures of another model, which the fingerprints show."""

@@ -31,11 +31,10 @@ from ralm.lm.local.probe import check_causal
 from ralm.lm.registry import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
-from tests.campaign import examples
 from tests.every_family import FAMILIES as EVERY_FAMILY, tiny_family_model
 
 
-@settings(max_examples=examples(20))
+@settings(max_examples=20)
 @given(length=st.integers(1, 300), heads=st.sampled_from([(4, 4), (4, 2), (3, 1)]), batch=st.integers(1, 2))
 def test_attention_equals_the_fused_kernel(length: int, heads: tuple[int, int], batch: int) -> None:
     torch.manual_seed(length)
@@ -49,7 +48,7 @@ def test_attention_equals_the_fused_kernel(length: int, heads: tuple[int, int], 
         torch.testing.assert_close(found, expected)
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=30)
 @given(
     lengths=st.tuples(st.integers(2, 300), st.integers(0, 40)), window=st.integers(1, 200), unpadded=st.integers(0, 40)
 )

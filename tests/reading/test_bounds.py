@@ -12,7 +12,6 @@ from ralm.reading.mixture import mix
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import Sampling, draw_token
 from ralm.records import NO_PASSAGE, NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
-from tests.campaign import examples
 
 
 def drawn_token(listed: NextTokens, log_weights_K: DoubleArray, chosen: Any = None, **how: Any) -> GeneratedToken:
@@ -53,7 +52,7 @@ def likeliest(log_probs_KV: FloatArray, count: int, extra: IntArray | None = Non
     return NextTokens(listed.log_probs_BC, listed.tokens_BC, np.array(rest, dtype=np.float32))
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=300)
 @given(averages(), st.integers(1, 12), st.booleans())
 def test_the_average_lies_within_its_bounds(average: tuple[FloatArray, DoubleArray], count: int, more: bool) -> None:
     log_probs_KV, log_weights_K = average
@@ -74,7 +73,7 @@ def test_the_average_lies_within_its_bounds(average: tuple[FloatArray, DoubleArr
         assert bounds.certified or np.exp(bounds.tail_bound) > exact_V.max()
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=200)
 @given(averages(), st.integers(1, 5))
 def test_a_model_that_tells_chosen_tokens_gives_the_greedy_token_exactly_once_it_is_certified(
     average: tuple[FloatArray, DoubleArray], count: int

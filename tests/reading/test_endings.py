@@ -16,7 +16,6 @@ from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.parts import Parts
 from ralm.reading.score import Ending, are_greedy, read_endings, score_endings
 from ralm.records import IntArray, NextTokens, PromptPrefix, Readings
-from tests.campaign import examples
 from tests.fakes import CountingModel, WordTokenizer
 from tests.reference import ensemble, mixers
 
@@ -53,7 +52,7 @@ def average(model: LocalLanguageModel, readings: Readings, context: list[int], t
     return total
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=40)
 @given(
     context=TOKENS,
     targets=st.lists(st.integers(0, 9), min_size=1, max_size=6),
@@ -85,7 +84,7 @@ def test_endings_are_as_likely_as_in_the_plain_loop(
     assert are_greedy([ending], model.continuations()) == [best == targets]
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=40)
 @given(
     context=TOKENS,
     targets=st.lists(st.integers(0, 9), min_size=1, max_size=6),

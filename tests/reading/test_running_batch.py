@@ -19,7 +19,6 @@ from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Hits
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
-from tests.campaign import examples
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reading.loops import written
 
@@ -87,7 +86,7 @@ WRITINGS = st.builds(
 )
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=60)
 @given(st.lists(PROMPTS, min_size=1, max_size=4), WRITINGS)
 def test_what_is_written_does_not_depend_on_who_else_is_there(prompts: list[Joining], how: Writing) -> None:
     writer, model = how.writer()

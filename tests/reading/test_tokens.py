@@ -25,7 +25,6 @@ from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, first_tokens, prepare_text
 from ralm.records import NO_PASSAGE, Hits, PromptPrefix, SpecialTokens
 from ralm.reranking.zero_shot import ZeroShot
-from tests.campaign import examples
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of
 from tests.reference import paper
 from tests.tiny_models import BOS, EOS, byte_tokenizer
@@ -143,7 +142,7 @@ def plans(draw: st.DrawFn) -> PlanOptions:
     )
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=40)
 @given(plans(), st.integers(2, 40), st.integers(0, 10), st.booleans(), st.booleans())
 def test_random_plans_equal_the_plain_loop(
     options: PlanOptions, tokens: int, shift: int, adds_itself: bool, together: bool

@@ -18,7 +18,6 @@ from ralm.reading.sources import FromRetriever
 from ralm.records import IntArray
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.zero_shot import ZeroShot
-from tests.campaign import examples
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reading.loops import written
 from tests.reference import ensemble, generation
@@ -62,7 +61,7 @@ PROMPTS = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=20).map(" ".jo
 
 
 @pytest.mark.parametrize("by", ["the writing model", "another"])
-@settings(max_examples=examples(40))
+@settings(max_examples=40)
 @given(PROMPTS, st.integers(1, 3), st.integers(1, 4), st.integers(0, 9))
 def test_zero_shot_equals_the_plain_loop(by: str, prompt: str, documents: int, stride: int, seed: int) -> None:
     model, ranker = writes(), ranks()
@@ -108,7 +107,7 @@ def test_zero_shot_equals_the_plain_loop(by: str, prompt: str, documents: int, s
         np.testing.assert_allclose(token.posteriors_K, np.array(step.parts) / sum(step.parts), atol=1e-4)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=40)
 @given(PROMPTS, st.integers(1, 4))
 def test_several_passages_in_one_context_equal_the_plain_loop(prompt: str, stride: int) -> None:
     """The best first, behind it the others, the oldest of the text dropped."""

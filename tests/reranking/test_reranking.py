@@ -28,7 +28,6 @@ from ralm.reranking.oracle import Oracle
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.random import RandomRetriever
-from tests.campaign import examples
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of
 from tests.reading.loops import PASSAGES, TEXT, some_hits, written
 from tests.reference import ensemble, official, reranking
@@ -224,7 +223,7 @@ def log_probs(model: CountingModel, text: PreparedText, number: int, begin: int,
 
 @pytest.mark.parametrize("documents", [1, 2, 3])
 @pytest.mark.parametrize("method", ["zero-shot", "oracle"])
-@settings(max_examples=examples(10))
+@settings(max_examples=10)
 @given(st.lists(st.sampled_from(LETTERS), min_size=8, max_size=30), st.integers(0, 4))
 def test_an_ensemble_of_the_best_equals_the_plain_loop(
     method: str, documents: int, words: list[str], shift: int

@@ -21,7 +21,6 @@ from ralm.retrieval.index import open_index
 from ralm.retrieval.marks import Marker
 from ralm.storage.manifest import manifest_checksum
 from ralm.storage.outputs import MANIFEST
-from tests.campaign import examples
 from tests.shared_data import shared
 
 CLASSES = "ALetter Numeric Katakana ExtendNumLet MidLetter MidNum MidNumLet Single_Quote Extend Format ZWJ".split()
@@ -141,19 +140,19 @@ def words_by_the_rules(text: str) -> list[str]:
     return [word for word in found if of_a_word.search(word)]
 
 
-@settings(max_examples=examples(500))
+@settings(max_examples=500)
 @given(st.text(alphabet=ALPHABET, max_size=12))
 def test_words_obey_the_rules_of_the_standard(text: str) -> None:
     assert words(text) == words_by_the_rules(text)
 
 
-@settings(max_examples=examples(500))
+@settings(max_examples=500)
 @given(st.text(alphabet=[chr(i) for i in range(128)], max_size=20) | st.text(alphabet="aB12_.,:;' ", max_size=20))
 def test_the_fast_path_for_ascii_agrees_with_the_whole(text: str) -> None:
     assert words(text) == analysers._unicode_words().findall(text)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=300)
 @given(st.text(max_size=20) | st.text(alphabet=ALPHABET, max_size=20))
 def test_no_word_goes_beyond_white_space(text: str) -> None:
     assert [word for run in text.split() for word in words(run)] == words(text)
@@ -302,7 +301,7 @@ SCRIPTS = (
 )
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=300)
 @given(
     st.sampled_from(["cjk", "standard", "french", "irish", "turkish", "lucene-cjk", "lucene-arabic"]),
     st.text(SCRIPTS, max_size=25),
@@ -316,7 +315,7 @@ def test_any_text_has_the_terms_of_its_runs(name: str, text: str) -> None:
     assert not any(character.isspace() for term in expected for character in term)
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=200)
 @given(
     st.sampled_from(["english", "standard", "cjk", "german", "russian", "lucene-hindi"]), st.text(SCRIPTS, max_size=25)
 )

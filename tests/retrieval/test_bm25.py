@@ -31,7 +31,6 @@ from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from ralm.retrieval.update import update_index
-from tests.campaign import examples
 from tests.fakes import passages_of
 from tests.reference import bm25 as reference
 from tests.retrieval.searching import arrays_of, assert_equal, assert_same_files, found_by, indexed, pieces, term_texts
@@ -84,7 +83,7 @@ texts_of = st.lists(st.lists(st.sampled_from(LETTERS[:-1]), max_size=40).map(" "
 queries_of = st.lists(st.lists(st.sampled_from(LETTERS), max_size=8).map(" ".join), min_size=1, max_size=5)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=60)
 @given(
     texts=texts_of,
     queries=queries_of,
@@ -212,7 +211,7 @@ WORDS = [*(f"w{number}" for number in range(12)), "größe", "東京", "w1 " * 3
 TEXT = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=60)
 @given(
     parts=st.lists(st.lists(TEXT, min_size=1, max_size=12), min_size=1, max_size=2),
     at_a_time=st.sampled_from([3, 1000]),

@@ -16,7 +16,6 @@ from ralm.records import NO_PASSAGE, Document, Passage
 from ralm.training.candidates import find_candidates, score_candidates
 from ralm.training.examples import Example, queries_of, sample_examples
 from ralm.training.options import ExampleOptions
-from tests.campaign import examples
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer
 
 OPTIONS = ExampleOptions(
@@ -158,7 +157,7 @@ def gives_away(example: Example, passage: Passage, documents: Sequence[Document]
 
 
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 30))
-@settings(max_examples=examples(30))
+@settings(max_examples=30)
 def test_candidates_are_the_best_that_do_not_give_the_answer_away(seed: int, k: int) -> None:
     documents, passages = corpus(seed)
     tokenizer = WordTokenizer()
@@ -174,7 +173,7 @@ def test_candidates_are_the_best_that_do_not_give_the_answer_away(seed: int, k: 
 
 
 @given(seed=st.integers(0, 10_000), begins=st.booleans())
-@settings(max_examples=examples(20))
+@settings(max_examples=20)
 def test_log_probs_are_those_of_each_candidate_alone(seed: int, begins: bool) -> None:
     documents, passages = corpus(seed)
     tokenizer = WordTokenizer(begins=begins)

@@ -7,9 +7,8 @@ predictive.py      the best passage by a trained cross-encoder (In-Context RALM,
 cross_encoder.py   cross-encoders through sentence-transformers
 random.py          a random passage: the control
 
-This file has the catalogue of rerankers, and opens one that is named in it. A new reranker is a module with a class that
-keeps the protocol `Reranker` (`ralm.protocols`), and a line with the record of its keys in `RERANKERS`; one that has a
-model of its own stands in `_SCORES_BY` of `ralm.runs.resume` too, so that its scores survive a kill.
+A new reranker is a module with a class that keeps the protocol `Reranker` (`ralm.protocols`), and a line with the
+record of its keys in `RERANKERS` below; one with a model of its own stands in `_SCORES_BY` of `ralm.runs.resume` too.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Which passages of an index may be found: one boolean mask by passage number, for every retriever.
 
-A passage may not be found because of its title (`--forbidden-titles`), its metadata or path (`--where`, `--path`) or a
-mask of the caller; `ralm.retrieval.retriever.allowed_mask` makes one mask of these. What was left out when the index was
-built (`ralm.corpus.decontamination`) is not in it. A retriever finds the best of a mask by its own `only(mask_N)`.
+A passage is left out because of its title (`--forbidden-titles`), its metadata or path (`--where`, `--path`) or a mask
+of the caller; `ralm.retrieval.retriever.allowed_mask` makes one mask of these. `ralm.corpus.decontamination`
+leaves out what an index shall not have. A retriever finds the best of a mask by its own `only(mask_N)`.
 """
 
 import hashlib

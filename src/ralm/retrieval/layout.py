@@ -7,8 +7,8 @@ files.table       the files that they were read from, if `ralm sync` can read th
 bm25/             the arrays of BM25, if it was built for BM25 (`ralm.retrieval.bm25.arrays`)
 vectors/NAME/     a set of vectors (`ralm.retrieval.dense.build`)
 
-An index is never changed in place. Every change writes a new folder, which replaces the old one by a rename; files that stay the
-same are links to the old ones.
+An index never changes in place: a change writes a new folder, which replaces the old one by a rename. Files that stay
+the same are links to the old ones.
 """
 
 import hashlib
