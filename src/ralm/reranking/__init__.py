@@ -7,8 +7,9 @@ predictive.py      the best passage by a trained cross-encoder (In-Context RALM,
 cross_encoder.py   cross-encoders through sentence-transformers
 random.py          a random passage: the control
 
-A new reranker is a module with a class that keeps the protocol `Reranker` (`ralm.protocols`), and a line with the
-record of its keys in `RERANKERS` below; one with a model of its own stands in `_SCORES_BY` of `ralm.runs.resume` too.
+A new reranker is a module with a class that keeps the protocol `Reranker` (`ralm.protocols`), and a line in `RERANKERS`
+below. One with a model has a record of keys of its own, a case in `open_reranker`, and a line in `_SCORES_BY` of
+`ralm.runs.resume`.
 """
 
 from collections.abc import Callable

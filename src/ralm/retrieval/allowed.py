@@ -1,8 +1,9 @@
 """Which passages of an index may be found: one boolean mask by passage number, for every retriever.
 
-A passage is left out because of its title (`--forbidden-titles`), its metadata or path (`--where`, `--path`) or a mask
-of the caller; `ralm.retrieval.retriever.allowed_mask` makes one mask of these. `ralm.corpus.decontamination`
-leaves out what an index shall not have. A retriever finds the best of a mask by its own `only(mask_N)`.
+A passage is left out because of its title (`--forbidden-titles`), its metadata or path (`--where`, `--path`; `filters`
+and `columns` beside this file) or a mask of the caller. `ralm.retrieval.retriever.allowed_mask` makes one mask of all.
+`distinct` drops near copies among hits; `ralm.corpus.decontamination` leaves out what an index shall not have. A
+retriever finds the best of a mask by its own `only(mask_N)`.
 """
 
 import hashlib
