@@ -34,9 +34,7 @@ _ASKED: Final = f"questions.jsonl {_LM} --index index --json"
 _DENSE: Final = _READ.replace("--index index", "--index dense")
 _ENSEMBLE: Final = "--reader ensemble --documents 3"
 _TRAINED: Final = "--steps 4 --batch 2 --evaluate-every 2 --held-out 0.4 --no-dropout --json"
-_SIGNALS: Final = (
-    "--examples 12 --no-exclude --prefix-tokens 16 --query-tokens 8 --sequence-tokens 48 --document-tokens 24"
-)
+_SIGNALS: Final = "--examples 32 --per-sequence 1 --prefix-tokens 8 --query-tokens 8 --sequence-tokens 48"
 
 
 COMMANDS: Final = {
@@ -90,8 +88,8 @@ COMMANDS: Final = {
     "choice": f"qa choices.jsonl {_LM} --index index --baseline --json",
     "choice posterior": f"qa choices.jsonl {_LM} --index index {_ENSEMBLE} --mixer posterior --json",
     "choice letters": f"qa choices.jsonl {_LM} --index index --json",
-    "signals": f"signals corpus.jsonl {_LM} --index index {_SIGNALS} --out signals --json",
-    "signals dense": f"signals corpus.jsonl {_LM} --index dense --retriever dense {_SIGNALS} --out found --json",
+    "signals": f"signals many.jsonl {_LM} --index index {_SIGNALS} --out signals --json",
+    "signals dense": f"signals many.jsonl {_LM} --index dense --retriever dense {_SIGNALS} --out found --json",
     "train reranker": f"train reranker signals --init bert --tokens 16 --out reranker {_TRAINED}",
     "rerank predictive": f"eval {_READ} --rerank predictive:cross_encoder=reranker,candidates=4",
     "train retriever": f"train retriever found --init bert --out retriever {_TRAINED}",
@@ -213,7 +211,9 @@ def main() -> None:
     with _work():
         found = dict(answers())
     failed = ", ".join(name for name, answer in found.items() if answer["status"] not in (0, 200))
-    print(f"{len(found)} answers; errors: {failed or 'none'}")
+    if failed:
+        sys.exit(f"no figures of {failed}: mend the commands of this tool, or what they call.")
+    print(f"{len(found)} answers")
     if sys.argv[1] == "record":
         file.write_text(_as_text(found), encoding="utf-8")
         return
