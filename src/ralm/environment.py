@@ -75,8 +75,7 @@ def environment() -> dict[str, JsonValue]:
 
 def _extra_of(requirement: Requirement) -> str:
     """Return the extra that a requirement belongs to, "" for one of ralm itself."""
-    marker = str(requirement.marker or "")
-    return marker.partition('extra == "')[2].partition('"')[0]
+    return str(requirement.marker or "").partition('extra == "')[2].partition('"')[0]
 
 
 def _device() -> str | None:

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import ralm
 from ralm.cli import flags, options
 from ralm.errors import UsageError
+from ralm.evaluation import SHOWN_TOKENS
 from ralm.options import Needs, Option
 
-_TOKENS, _QUESTIONS = 4000, 1000
+_QUESTIONS: Final = 1000
 _SINGLE: Final = Needs("a single run", lambda command: len(command.runs) == 1)
 _PAGE: Final = Needs("`html`", lambda command: command.html is not None)
 
@@ -26,7 +28,7 @@ def report_command(
         Option(
             "Number of tokens or questions on the page.",
             needs=_PAGE,
-            default_text=f"{_TOKENS} tokens, {_QUESTIONS} questions",
+            default_text=f"{SHOWN_TOKENS} tokens, {_QUESTIONS} questions",
         ),
     ] = None,
     force: Annotated[bool, options.force_option("html")] = False,
@@ -52,13 +54,14 @@ def report_command(
     if html is not None:
         check_output_file(html, force)
     run, kind = runs[0], kind_of(runs[0])
+    opened = cache(partial(open_run, run))
     compared = ralm.compare_runs(runs)
     if html is not None and kind == "answers":
         answers = report_of_answers(run, limit or _QUESTIONS)
         page = render_page("ralm.answering", "answers.html", f"{answers['title']} · ralm report", {**answers})
         write_page(html, page, "every question with its answers and passages")
     elif html is not None and kind == "run":
-        write_page(html, render_report(build_report(open_run(run), limit or _TOKENS)), "where every token came from")
+        write_page(html, render_report(build_report(opened(), limit or SHOWN_TOKENS)), "where every token came from")
     elif html is not None:
         raise UsageError(f"{run} has no text or answers to show on a page: leave `html` out.")
 
@@ -66,16 +69,13 @@ def report_command(
         if len(runs) == 1 and kind == "answers":
             return report_of_answers(run)
         if len(runs) == 1 and kind == "run":
-            opened = open_run(run)
-            return build_report(opened, len(opened.text)).as_json()
+            return build_report(opened(), len(opened().text)).as_json()
         return compared.as_json()
-
-    traced = open_run(run).text if len(runs) == 1 and "change" in compared.columns else None
 
     def print_text() -> None:
         print_comparison(replace(compared, names=_short_names(runs)), "run")
-        if traced is not None:
-            print_gain(traced)
+        if len(runs) == 1 and "change" in compared.columns:
+            print_gain(opened().text)
 
     return flags.TableOutput(as_json, print_text)
 

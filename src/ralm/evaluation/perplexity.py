@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.errors import RalmWarning, UsageError
-from ralm.evaluation import report
+from ralm.evaluation import SHOWN_TOKENS, report
 from ralm.evaluation.comparison import Column, UnitTable
 from ralm.evaluation.intervals import Estimate, Units, compare, stretches
 from ralm.evaluation.passages_read import PassagesRead
@@ -33,8 +33,6 @@ from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
 from ralm.validation import check_length
 
-_IN_A_CELL: Final = 4000
-"""Number of tokens that a notebook shows."""
 _BOUNDED: Final = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte")
 """The measures that log-probabilities decide."""
 
@@ -181,7 +179,7 @@ class Evaluation:
             report.build_text_report(self.traced, {}),
             perplexity=self.reading.measures.token_perplexity,
             baseline_perplexity=self.baseline.measures.token_perplexity,
-            shown_tokens=min(len(self.reading.scored), _IN_A_CELL),
+            shown_tokens=min(len(self.reading.scored), SHOWN_TOKENS),
         )
         return report.as_frame(report.render_report(shown))
 
