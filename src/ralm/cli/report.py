@@ -73,9 +73,10 @@ def report_command(
         return compared.as_json()
 
     def print_text() -> None:
+        text = opened().text if len(runs) == 1 and "change" in compared.columns else None
         print_comparison(replace(compared, names=_short_names(runs)), "run")
-        if len(runs) == 1 and "change" in compared.columns:
-            print_gain(opened().text)
+        if text is not None:
+            print_gain(text)
 
     return flags.TableOutput(as_json, print_text)
 
