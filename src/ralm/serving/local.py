@@ -48,28 +48,13 @@ class LocalService(ModelService):
         self.settings = with_length(self.settings, model, max_length)
         self._rerankers = indexes.Rerankers(self.settings.reading, ranker)
         self.prompt = chat.open_chat_prompt(self.options.prompt or "chat")
+        self.can = {"chat": not self.prompt.chat or has_chat_template(model.tokenizer), "turns": self.prompt.chat}
         for name, description in _BATCH_FIGURES.items():
             self.metrics.watch(f"batch_{name}", description, partial(getattr, self.model.batcher, name))
         if (blocks := getattr(model, "blocks", None)) is not None:
             for name, (figure, description) in _BLOCK_FIGURES.items():
                 self.metrics.watch(f"passage_cache_{name}", description, partial(getattr, blocks, figure))
         self.reads({})  # fail at startup if a retriever cannot be opened
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """Return the length of the model, the maximum of new tokens, and what requests may ask for."""
-        length, new_tokens = self.settings.plan.max_length, self.options.limits.new_tokens
-        can = {
-            "chat": not self.prompt.chat or has_chat_template(self.model.tokenizer),
-            "turns": self.prompt.chat,
-            "completions": True,
-        }
-        return {
-            "max_model_len": length,
-            "most_new_tokens": length if new_tokens is None else new_tokens,
-            "passes_on": False,
-            "can": can,
-        }
 
     def warm_up(self) -> None:
         """Generate a token, so that the first request does not wait for compiling."""

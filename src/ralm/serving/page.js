@@ -1,10 +1,8 @@
-// The page: a chat whose answers have sources, and a playground that shows what each token owes to passages.
-const OF_READING = ["index", "retriever", "reader", "documents", "stride"];
-const OF_SAMPLING = ["max_tokens", "temperature", "seed"];
-const FIELDS = ["prompt", ...OF_READING, ...OF_SAMPLING];
-const passages = new Map();
-const read = new TracedText($("text"), $("card"), passages), plain = new TracedText($("plain"), $("card"), passages, "p");
-let served = null, going = null;               // what the server said of itself; what stops the streams under way
+// The page: a chat whose answers have sources. It is kept in this tab, until "new chat" or until the tab is closed.
+const KEPT = "ralm-chat";
+const turns = [];                               // {asked, answers: {with, without}, shown}; an answer has text, sources, ...
+let served = null;                              // what the server said of itself
+let writing = null;                             // {turn, way, stop}: the answer that is written
 
 const ask = async (path, more = {}) => {       // the answer of the server; an error that says what was wrong
   const key = $("key").value;
@@ -15,53 +13,19 @@ const ask = async (path, more = {}) => {       // the answer of the server; an e
   throw new Error(said?.error?.message ?? `the server answered with status ${answer.status}.`);
 };
 
-// ---- what may be chosen
-
 async function learn() {
   try { served = await (await ask("choices")).json(); }
-  catch (error) { $("status").textContent = $("told").textContent = error.message; return; }
-  $("status").textContent = $("told").textContent = "";
+  catch (error) { $("told").textContent = error.message; return; }
+  $("told").textContent = served.can.chat ? "" : "this model has no chat template: start the server with another --prompt";
   $("title").textContent = document.title = [served.corpus, served.model].filter(Boolean).join(" · ");
   $("settings").replaceChildren(...Object.entries(served.defaults).map(([name, value]) =>
     make("div", {}, make("dt", {}, name), make("dd", {}, String(value ?? "none")))));
-  const reads = served.defaults.index !== null, compares = reads && "index" in served.choices;
-  for (const name of ["with", "gave", "search", "legend"]) $(name).hidden = !reads;
-  $("without").hidden = reads && !compares;
-  $("columns").classList.toggle("one", !reads || !compares);
-  OF_READING.forEach(name => offer($(name), reads ? served.choices[name] : undefined, served.defaults[name]));
-  $("max_tokens").max = served.most_new_tokens ?? "";
-  offerChat();
-  followLink();
+  $("tell").disabled = !served.can.chat;
+  $("reads").parentElement.hidden = !canCompare();
+  $("reads").checked = served.defaults.index !== null;
+  $("said").placeholder = served.can.turns ? "Ask" : "Ask one question; this prompt knows no earlier ones";
+  drawChat();
 }
-
-function offer(field, choice, usual) {          // let a field choose, if there is a choice
-  const values = choice?.values;
-  field.parentElement.hidden = !choice || (values && values.length < 2);
-  if (!choice) return;
-  if (!values) { Object.assign(field, {min: choice.least, max: choice.most, placeholder: usual ?? ""}); return; }
-  field.replaceChildren(make("option", {value: ""}, `${usual} (default)`),
-    ...values.filter(value => value !== usual).map(value => make("option", {value}, value)));
-}
-
-// ---- a link to a prompt and its options: they are in its fragment, which browsers send to nobody
-
-function drawLink() {
-  const old = new URLSearchParams(location.hash.slice(1));
-  const value = name => served || !OF_READING.includes(name) ? $(name).value : old.get(name) ?? "";
-  const told = FIELDS.filter(name => value(name) !== "").map(name => [name, value(name)]);
-  $("link").href = "#" + new URLSearchParams([["tab", document.body.dataset.tab], ...told]);
-  history.replaceState(null, "", $("link").href);
-}
-
-function followLink() {
-  const told = new URLSearchParams(location.hash.slice(1));
-  const usual = served && !served.passes_on ? {max_tokens: 64, temperature: 0} : {};
-  FIELDS.forEach(name => { $(name).value = told.get(name) ?? usual[name] ?? ""; });
-  tab((told.has("prompt") || told.get("tab") === "play") && told.get("tab") !== "chat" || served && !served.can.chat ? "play" : "chat");
-  drawLink();
-}
-
-// ---- writing
 
 async function* eventsOf(answer) {              // the JSON of server-sent events
   const decoder = new TextDecoder();
@@ -75,151 +39,6 @@ async function* eventsOf(answer) {              // the JSON of server-sent event
       if (event.startsWith("data: ") && event !== "data: [DONE]") yield JSON.parse(event.slice(6));
   }
 }
-
-async function write(column, text, more, signal, take) {
-  const fault = $(column + "-fault");
-  fault.hidden = true;
-  text.setAttribute("aria-busy", "true");
-  const asked = served.can.completions ? {prompt: $("prompt").value} : {messages: [{role: "user", content: $("prompt").value}]};
-  const body = {model: served.model, ...asked, stream: true, ...numbers(OF_SAMPLING), ...more};
-  try {
-    const answer = await ask(served.can.completions ? "v1/completions" : "v1/chat/completions", {method: "POST", signal, body: JSON.stringify(body),
-      headers: {"Content-Type": "application/json"}});
-    for await (const event of eventsOf(answer)) {
-      if (event.error) throw new Error(event.error.message);
-      take(event);
-    }
-  } catch (error) {
-    if (signal.aborted) return;
-    fault.textContent = error.message;
-    fault.hidden = false;
-    throw error;
-  } finally {
-    if (!signal.aborted || going?.signal === signal) text.removeAttribute("aria-busy");
-  }
-}
-
-const numbers = names => Object.fromEntries(names.filter(name => $(name).value !== "").map(name => [name, Number($(name).value)]));
-
-function chosen(without = []) {                 // what differs from the operator's own
-  const offered = name => !$(name).parentElement.hidden && !without.includes(name) && $(name).value !== "";
-  const told = numbers(["documents", "stride"].filter(offered));
-  for (const name of ["index", "retriever", "reader"].filter(offered)) told[name] = $(name).value;
-  return told;
-}
-
-function takeRead(event) {                      // a piece of the text that reads passages
-  const [choice] = event.choices, told = event.ralm?.choices[0];
-  if (!choice) return;
-  const piece = choice.text ?? choice.delta?.content ?? "";
-  (event.ralm?.passages ?? []).forEach(passage => passages.set(passage.passage, passage));
-  if (told?.contributions) { gained(told); return; }
-  const tokens = choice.finish_reason === null ? told?.tokens ?? [] : [];
-  tokens.forEach((token, place) => {
-    const sources = token.passages.map((number, d) => [number, token.posteriors[d]]).filter(([number]) => number !== null);
-    read.add({text: place === tokens.length - 1 ? piece : "", log_prob: token.log_prob, baseline_log_prob: null, gain: null,
-      passages: sources.map(([number]) => number), posteriors: sources.map(([, share]) => share)});
-  });
-  if (!tokens.length && piece) read.extend(piece);
-  if (read.kept < 0) read.keep(0, false);
-  if (event.ralm?.passages?.length) listPassages([...passages.values()]);
-}
-
-function takePlain(event) {                     // a piece of the text without passages
-  const choice = event.choices[0], log_probs = choice?.logprobs?.token_logprobs ?? [];
-  log_probs.forEach((log_prob, place) => plain.add({text: place === log_probs.length - 1 ? choice.text : "",
-    log_prob: null, baseline_log_prob: log_prob, gain: null, passages: [], posteriors: []}));
-  const piece = choice?.text ?? choice?.delta?.content;
-  if (!log_probs.length && piece) plain.extend(piece);
-}
-
-function gained(told) {                         // the gains are the last that a stream tells
-  told.gains.forEach((gain, place) => {
-    const token = read.tokens[place];
-    Object.assign(token, {gain, baseline_log_prob: gain === null || token.log_prob === null ? null : token.log_prob - gain});
-  });
-  const isHere = $("card").keeps === read && document.activeElement !== read.spans[read.kept];
-  if (isHere) read.keep(read.best(), false);    // nobody went to another token, or closed the card
-  read.redraw();
-  told.contributions.forEach(row => passages.set(row.passage, {...passages.get(row.passage), ...row}));
-  listPassages(told.contributions.length ? told.contributions.map(row => passages.get(row.passage)) : [...passages.values()]);
-  $("gain").textContent = nats(told.gain.nats) + " nats";
-  $("gain").className = "number " + tone(told.gain.nats);
-}
-
-function listPassages(rows) {
-  const largest = largestGain(rows);
-  $("passages").replaceChildren(...rows.map(row => contributionItem(row, largest, read)));
-}
-
-async function send() {
-  stop();
-  if (!served) await learn();
-  if (!served) return;
-  drawLink();
-  const own = going = new AbortController(), prompt = $("prompt").value;
-  const reads = !$("with").hidden, works = [];
-  passages.clear();
-  $("passages").replaceChildren();
-  $("gain").textContent = "";
-  read.begin(prompt);
-  plain.begin(prompt);
-  document.body.classList.add("reading");
-  $("stop").disabled = false;
-  $("status").textContent = "writing …";
-  if (reads) works.push(write("with", $("text"), {ralm: {...chosen(), ...("gain" in served.choices ? {gain: true} : {})}}, own.signal, takeRead));
-  if (!$("without").hidden)
-    works.push(write("without", $("plain"), {...(served.can.completions ? {logprobs: 0} : {}), ...(reads ? {ralm: {index: null}} : {})}, own.signal, takePlain));
-  const ended = await Promise.allSettled(works);
-  if (going !== own) return;
-  going = null;
-  $("stop").disabled = true;
-  $("status").textContent = ended.every(one => one.status === "fulfilled") ? "done" : "not all could be written";
-}
-
-function stop() {
-  if (!going) return;
-  going.abort();
-  going = null;
-  for (const text of [$("text"), $("plain")]) text.removeAttribute("aria-busy");
-  $("stop").disabled = true;
-  $("status").textContent = "stopped";
-}
-
-// ---- searching
-
-async function look() {
-  const asked = new URLSearchParams({q: $("query").value});
-  for (const name of ["index", "retriever"]) if ($(name).value) asked.set(name, $(name).value);
-  try {
-    const {hits} = await (await ask("search?" + asked)).json();
-    $("found").textContent = `${count(hits.length)} ${hits.length === 1 ? "passage" : "passages"}`;
-    $("hits").replaceChildren(...hits.map(hit => passageItem(hit,
-      [make("span", {class: "number soft"}, hit.score.toFixed(2))],
-      make("span", {}, `passage ${hit.passage} of ${placeOf(hit)}`))));
-  } catch (error) {
-    $("found").textContent = error.message;
-    $("hits").replaceChildren();
-  }
-}
-
-$("ask").addEventListener("submit", event => { event.preventDefault(); send(); });
-$("look").addEventListener("submit", event => { event.preventDefault(); look(); });
-$("stop").onclick = stop;
-$("ask").addEventListener("input", event => { if (event.target.id !== "key") drawLink(); });
-$("key").addEventListener("change", learn);
-$("keyed").addEventListener("submit", event => { event.preventDefault(); learn(); });
-$("options").addEventListener("input", drawLink);
-addEventListener("hashchange", followLink);
-document.addEventListener("keydown", event => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !$("play").hidden) { event.preventDefault(); send(); }
-  if (event.key === "Escape") { if (writing) { halt(); drawChat(); } else if (going) stop(); else read.trace(null); }
-});
-
-// The chat: a conversation whose answers have sources. It is kept in this tab, until "new chat" or until the tab is closed.
-const KEPT = "ralm-chat";
-const turns = [];                               // {asked, answers: {with, without}, shown}; an answer has text, sources, ...
-let writing = null;                             // {turn, way, stop}: the answer that is written
 
 const characters = text => [...text];           // spans count characters, not UTF-16 units
 const kindOf = source => source.known === "measured"
@@ -300,7 +119,7 @@ function drawAnswer(turn, way, node) {          // an answer, what was retrieved
     acts.append(button);
   };
   act("copy", () => copy(answer.text));
-  if (last && !writing) act("retry", () => retry(turn, way));
+  if (last && !writing) act("retry", () => answerTurn(turn, way));
   if (canCompare() && !writing)
     for (const [name, other] of [["with passages", "with"], ["without", "without"]])
       act(name, () => show(turn, other), {"aria-pressed": String(way === other)});
@@ -340,7 +159,7 @@ function drawChat() {
   try { sessionStorage.setItem(KEPT, JSON.stringify(kept)); } catch { /* a browser may keep nothing */ }
 }
 
-const canCompare = () => Boolean(served?.choices.index && served.defaults.index !== null);
+const canCompare = () => Boolean(served?.choices.includes("index") && served.defaults.index !== null);
 
 async function copy(text) {
   try { await navigator.clipboard.writeText(text); $("told").textContent = "copied"; }
@@ -359,12 +178,8 @@ function messagesUpTo(turn, way) {
 }
 
 function chatBody(turn, way) {
-  const told = chosen(["stride"]);
-  for (const name of Object.keys(told)) if (name !== "index" && way === "without") delete told[name];
-  if (way === "without") told.index = null;
-  if (way === "without" && !canCompare()) delete told.index;
-  return {model: served.model, messages: messagesUpTo(turn, way), stream: true, ...numbers(OF_SAMPLING),
-    ...(Object.keys(told).length ? {ralm: told} : {})};
+  return {model: served.model, messages: messagesUpTo(turn, way), stream: true,
+    ...(way === "without" && canCompare() ? {ralm: {index: null}} : {})};
 }
 
 function take(answer, event, turn) {            // a piece of an answer; the last has its sources
@@ -409,7 +224,7 @@ async function answerTurn(turn, way) {
 
 function say() {
   const asked = $("said").value;
-  if (!asked.trim() || !served) return;
+  if (!asked.trim() || !served?.can.chat) return;
   halt();
   const turn = {asked, answers: {}, shown: $("reads").checked ? "with" : "without"};
   turns.push(turn);
@@ -427,8 +242,6 @@ function halt() {
   $("halt").disabled = true;
 }
 
-const retry = (turn, way) => answerTurn(turn, way);
-
 function show(turn, way) {                      // the other answer, which is written when it is first asked for
   if (turn.answers[way]) { turn.shown = way; drawChat(); turn.node.querySelector("[aria-pressed=true]")?.focus(); }
   else answerTurn(turn, way);
@@ -443,47 +256,17 @@ function fresh() {
   $("said").focus();
 }
 
-function offerChat() {                          // what this server can do
-  const reads = served.defaults.index !== null;
-  $("tab-chat").disabled = !served.can.chat;
-  $("tab-chat").title = served.can.chat ? "" : "this model has no chat template: start the server with another --prompt";
-  $("reads").parentElement.hidden = !canCompare();
-  $("reads").checked = reads;
-  $("said").placeholder = served.can.turns ? "Ask" : "Ask one question; this prompt knows no earlier ones";
-  if (!served.can.chat) tab("play");
-  drawChat();
-}
-
-function tab(name) {
-  for (const one of ["chat", "play"]) {
-    $(one).hidden = one !== name;
-    $("tab-" + one).setAttribute("aria-selected", String(one === name));
-    $("tab-" + one).tabIndex = one === name ? 0 : -1;
-  }
-  document.body.dataset.tab = name;
-  $(name === "chat" ? "chat-options" : "play-options").append($("options"));
-  if (served) offer($("stride"), name === "play" && served.defaults.index !== null ? served.choices.stride : undefined, served.defaults.stride);
-}
-
-for (const one of ["chat", "play"]) {
-  $("tab-" + one).onclick = () => { tab(one); drawLink(); };
-  $("tab-" + one).onkeydown = event => {
-    if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
-    const other = one === "chat" ? "play" : "chat";
-    if ($("tab-" + other).disabled) return;
-    tab(other);
-    drawLink();
-    $("tab-" + other).focus();
-  };
-}
 $("say").addEventListener("submit", event => { event.preventDefault(); say(); });
 $("said").addEventListener("keydown", event => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); say(); }
 });
 $("halt").onclick = () => { halt(); drawChat(); };
+document.addEventListener("keydown", event => { if (event.key === "Escape" && writing) { halt(); drawChat(); } });
+$("key").addEventListener("change", learn);
+$("keyed").addEventListener("submit", event => { event.preventDefault(); learn(); });
 $("fresh").onclick = fresh;
 try { turns.push(...JSON.parse(sessionStorage.getItem(KEPT) ?? "[]").filter(one => one.answers[one.shown])); } catch { /* nothing is kept */ }
 
 $("keyed").hidden = !data.has_key;
-followLink();
+drawChat();
 (data.has_key ? Promise.resolve() : learn()).then(() => { document.body.dataset.ready = "true"; });

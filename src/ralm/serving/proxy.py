@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -45,6 +46,7 @@ class ProxyService(state.ModelService):
 
     routers = (_ROUTER,)
     may_choose = options.PASSED_ON
+    can = MappingProxyType({"chat": True, "turns": True})
 
     def __init__(self, endpoint: Endpoint, seconds: float, served: state.Served) -> None:
         super().__init__(endpoint.model, served)
@@ -56,13 +58,6 @@ class ProxyService(state.ModelService):
         self.open_upstream = partial(Upstream, endpoint, seconds)
         self.prompt = chat.open_chat_prompt(self.options.prompt or "numbered")
         self.reads({})  # fail at startup if a retriever cannot be opened
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """Return what requests may ask for; the length of the model is not known."""
-        can = {"chat": True, "turns": True, "completions": False}
-        limit = self.options.limits.new_tokens
-        return {"max_model_len": None, "most_new_tokens": limit, "passes_on": True, "can": can}
 
     def reads(self, choice: Mapping[str, Any]) -> indexes.ReadConfig:
         """Return how passages are found for a request with these choices; RequestError if one is not possible."""

@@ -12,17 +12,14 @@ from typing import Annotated, Final, TypeAlias
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import JsonValue
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ralm.evaluation.report import render_page
-from ralm.options import without_none
 from ralm.retrieval.summary import corpus_title
-from ralm.serving import errors, jobs, middleware, options, search
+from ralm.serving import errors, jobs, middleware, search
 from ralm.serving.local import LocalService
 from ralm.serving.state import ModelService, SearchService
-from ralm.settings import CATALOGUES
 from ralm.version import __version__
 
 _ROUTER: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
@@ -71,14 +68,6 @@ async def ready(request: Request, service: jobs.Searched) -> dict[str, JsonValue
 async def metrics(service: jobs.Searched) -> Response:
     """Return the metrics for Prometheus."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-@_ROUTER.post("/admin/reload")
-async def reload(service: jobs.Searched) -> dict[str, JsonValue]:
-    """Open the indexes again; only if the server has a key."""
-    if service.key is None:
-        raise errors.RequestError("this needs a key of the server: set one, or send SIGHUP to the process.", status=403)
-    return {"indexes": {**await run_in_threadpool(service.indexes.reload)}}
 
 
 @cache
@@ -134,35 +123,15 @@ async def root(service: _Modelled) -> HTMLResponse:
 
 @_MODEL_ROUTER.get("/choices")
 async def list_choices(service: _Modelled) -> dict[str, JsonValue]:
-    """Return the model, its default settings, and the choices of requests."""
+    """Return the model, what it can do, its default settings, and the choices of requests."""
     index = service.settings.index
-    choices = [name for name in service.options.allow if name in service.may_choose]
     return {
         "model": service.name,
         "corpus": None if index is None else corpus_title(service.indexes.index(index)),
-        **service.description,
+        "can": {**service.can},
         "defaults": service.settings.config,
-        "choices": {name: _values(name, service) for name in choices},
+        "choices": [name for name in service.options.allow if name in service.may_choose],
     }
-
-
-def _values(name: str, service: ModelService) -> JsonValue:
-    """Return the possible values of a choice, or its bounds; empty if there is no restriction."""
-    if name == "index":
-        return {"values": [*service.indexes.names]}
-    declared = options.choices().get(name)
-    if declared is None:
-        return {}
-    kind = without_none(declared.kind)
-    if name in CATALOGUES:
-        parts = CATALOGUES[name].records
-        return {"values": [part for part in parts if name != "retriever" or service.can_search(part)]}
-    if kind is not int:
-        return {}
-    most = declared.option.maximum
-    if name == "documents":
-        most = min(most, service.options.limits.documents)
-    return {"least": 1 if declared.option.minimum is None else int(declared.option.minimum), "most": int(most)}
 
 
 def make_app(service: SearchService) -> FastAPI:

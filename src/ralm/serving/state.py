@@ -1,7 +1,6 @@
 """The state of a server: its indexes, how requests search them, and the names of its model. Safe for many threads."""
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,11 +86,6 @@ class SearchService:
         hits = source.search(queries, k)
         return FoundPassages(settings.index, source.passages, hits)
 
-    def can_search(self, retriever: str) -> bool:
-        """Return whether every index was built for a retriever."""
-        options = replace(self.settings.retrieval, retriever=retriever)
-        return all(self._lacking(name, options) is None for name in self.indexes.names)
-
     def _chosen(self, choice: Mapping[str, Any]) -> Settings:
         """Return the settings with the choices of a request; RequestError if one is not possible."""
         if not choice:
@@ -123,11 +117,13 @@ class SearchService:
         return "vectors" if options.is_dense and not index.vectors else None
 
 
-class ModelService(SearchService, ABC):
+class ModelService(SearchService):
     """Indexes and a model, called `name` by default; with an index it is NAME:INDEX, without any NAME:plain."""
 
     may_choose: Sequence[str]
     """The choices that requests may have."""
+    can: Mapping[str, bool]
+    """Whether chats are answered, and whether these may have earlier turns."""
 
     def __init__(self, name: str, served: Served) -> None:
         super().__init__(served)
@@ -139,11 +135,6 @@ class ModelService(SearchService, ABC):
             self.models |= {f"{self.name}:{index}": index for index in self.indexes.names}
             self.models[f"{self.name}:{PLAIN}"] = None
         check_documents(self.settings.reading, self.options.limits)
-
-    @property
-    @abstractmethod
-    def description(self) -> dict[str, Any]:
-        """What clients learn of the model and the choices of requests, besides its name and the settings."""
 
     def check_model(self, name: str) -> None:
         """Raise RequestError if no model of this name is served."""
