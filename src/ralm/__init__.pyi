@@ -12,10 +12,10 @@ from .answering.options import (
     AnswerOptions as AnswerOptions,
     QuestionFields as QuestionFields,
 )
-from .answering.prompt_reader import open_prompt as open_prompt
 from .answering.prompts import (
     Conversation as Conversation,
     QuestionPrompt as QuestionPrompt,
+    open_prompt as open_prompt,
 )
 from .answering.questions import (
     ChoiceQuestion as ChoiceQuestion,
@@ -30,7 +30,7 @@ from .corpus.documents import Skipped as Skipped
 from .corpus.sources import Fields as Fields, read_documents as read_documents
 from .corpus.splitting import Splitting as Splitting, make_passages as make_passages
 from .errors import RalmError as RalmError, RalmWarning as RalmWarning
-from .evaluation.comparison import Comparison as Comparison
+from .evaluation.intervals import Comparison as Comparison
 from .evaluation.perplexity import (
     Evaluation as Evaluation,
     Measures as Measures,
@@ -150,11 +150,12 @@ from .training.retriever import train_query_encoder as train_query_encoder, trai
 from .training.signal_writer import make_signals as make_signals
 from .training.signals import Signals as Signals, open_signals as open_signals
 from .version import __version__ as __version__
-from .worth.held_out import (
+from .worth import (
     HeldOut as HeldOut,
+    Worth as Worth,
     WorthOptions as WorthOptions,
     held_out_documents as held_out_documents,
     held_out_questions as held_out_questions,
     held_out_texts as held_out_texts,
+    judge_corpus as judge_corpus,
 )
-from .worth.verdict import Worth as Worth, judge_corpus as judge_corpus

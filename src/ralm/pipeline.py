@@ -18,8 +18,7 @@ from pydantic import JsonValue
 
 from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import chosen_prompt
-from ralm.answering.prompts import Conversation, QuestionPrompt
+from ralm.answering.prompts import Conversation, QuestionPrompt, chosen_prompt
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.grammar import as_text

@@ -11,13 +11,12 @@ from transformers import AutoTokenizer
 from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.answers import room_for_prompts
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
-from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.parts import Parts
@@ -132,24 +131,6 @@ def test_without_passages_there_are_no_sources(model: WritingModel) -> None:
     assert not answer.sources
     assert answer.text.gain.nats == 0
     assert {"baseline_log_prob", "gain", "sources"}.isdisjoint(answer.as_json())
-
-
-def test_a_given_text_has_the_sources_of_the_same_answer(model: WritingModel, source: FromRetriever) -> None:
-    options = AnswerOptions(new_tokens=3)
-    answerer = Answerer(model, PROMPT, source, parts=Parts(reader=Concatenation(documents=2)), options=options)
-    [answer] = answerer.answers(QUESTIONS[1:2])
-    again = answerer.trace(QUESTIONS[1], answer.answer.text)
-    np.testing.assert_allclose(again.text.log_probs_T, answer.text.log_probs_T, atol=1e-3)
-    assert [one.known for one in again.sources] == [one.known for one in answer.sources]
-
-
-def test_words_of_the_instruction_credit_nobody(model: WritingModel, source: FromRetriever) -> None:
-    prompt = open_prompt("in-context-ralm")
-    answerer = Answerer(model, prompt, source, parts=Parts(reader=Concatenation(documents=2)))
-    for copied in ("Based on these texts, answer these questions:", QUESTIONS[0]):
-        answer = answerer.trace(QUESTIONS[0], copied)
-        assert {one.known for one in answer.sources} == {"retrieved"}, copied
-        assert len(answer.answer.tokens) > 3
 
 
 def test_answers_that_add_up_are_refused(model: WritingModel) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from ralm.answering.answerer import Answerer
 from ralm.answering.citations import CREDITED, AnswerSource, citations
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import open_prompt
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.parts import Parts

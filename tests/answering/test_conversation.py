@@ -9,8 +9,7 @@ from transformers import AutoTokenizer
 
 from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
-from ralm.answering.prompts import Conversation
+from ralm.answering.prompts import Conversation, open_prompt
 from ralm.errors import ChatError, UsageError
 from ralm.lm.api.tokenizers import PlainTokenizer
 from ralm.lm.registry import ModelOptions, load_language_model

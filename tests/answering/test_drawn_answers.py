@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from ralm.answering.answers import Answer, answer_all
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError

@@ -15,8 +15,7 @@ from ralm.answering.answers import Answer
 from ralm.answering.evaluation import AnswerEvaluation, evaluate_choices
 from ralm.answering.multiple_choice import Choice, brier_score, letter_of
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
-from ralm.answering.prompts import QuestionPrompt
+from ralm.answering.prompts import QuestionPrompt, open_prompt
 from ralm.answering.questions import ChoiceQuestion
 from ralm.answering.run import run_questions
 from ralm.errors import UsageError

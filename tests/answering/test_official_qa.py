@@ -10,7 +10,7 @@ import pytest
 from ralm.answering.answers import answer_all, room_for_prompts
 from ralm.answering.metrics import exact_match
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.protocols import WritingModel

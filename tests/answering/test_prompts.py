@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from ralm.answering.prompt_reader import open_prompt
-from ralm.answering.prompts import Cut, PromptEncoder, PromptText, tokens_after
+from ralm.answering.prompts import Cut, PromptEncoder, PromptText, open_prompt, tokens_after
 from ralm.errors import InputError, UsageError
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.tokenizer import full_tokenizer
@@ -107,18 +106,10 @@ def own(**changed: str) -> str:
         (own(choice="{choice}"), "choice lacks {letter}"),
         (own(one="{question}{documents}{choices}"), "one has {question} before {documents}"),
         (own(several="{choices}{documents}{question}"), "several has {choices} before {documents}"),
-        (
-            own(
-                closed="{question}",
-                one="{documents}{question}",
-                several="{documents}{question}",
-                choice="{letter}{choice}",
-            ),
-            "choice has no effect, since closed, one and several lack {choices}",
-        ),
         (own(closed="{documents} {question}"), "closed has {documents}, which is never filled there"),
         (own(document="{text} {question}"), "document has {question}"),
         (own(one="{documents} {documents} {question}"), "one has {documents} twice"),
+        (own(system="Be brief."), "`system` has no effect without a chat"),
         (own(chat="yes"), "chat: Input should be a valid boolean"),
         (own(question="upper"), "question: Input should be 'as it is' or 'lower first letter, question mark'"),
     ],

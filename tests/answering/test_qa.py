@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.answering.answers import answer_all, room_for_prompts
+from ralm.answering.answers import answer_all, gold_log_probs, room_for_prompts
 from ralm.answering.evaluation import evaluate_questions
-from ralm.answering.likelihoods import gold_log_probs
 from ralm.answering.metrics import exact_match, f1
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.run import questions_config, run_questions
 from ralm.answering.sources import GivenPassages, PromptBuilder

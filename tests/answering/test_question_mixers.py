@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.answering.answerer import Answerer
-from ralm.answering.answers import Answer, AnswerStreams, answer_all
+from ralm.answering.answers import Answer, AnswerStreams, answer_all, gold_log_probs, likelihoods
 from ralm.answering.evaluation import evaluate_choices, evaluate_questions
-from ralm.answering.likelihoods import gold_log_probs, likelihoods
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
-from ralm.answering.prompts import QuestionPrompt
+from ralm.answering.prompts import QuestionPrompt, open_prompt
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError

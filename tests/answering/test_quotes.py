@@ -7,8 +7,8 @@ from time import process_time
 import pytest
 from hypothesis import example, given, strategies as st
 
+from ralm.answering.citations import cited_numbers, copied_spans, quotes
 from ralm.answering.metrics import dpr_tokens
-from ralm.answering.quotes import cited_numbers, copied_spans, quotes
 
 PASSAGE = (
     "Marie Curie was born in Warsaw in 1867. She discovered polonium and radium with Pierre Curie. "

@@ -19,7 +19,7 @@ from ralm import (
 )
 from ralm.answering.answers import answer_all, room_for_prompts
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import open_prompt
 from ralm.answering.sources import PromptBuilder
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.model import ApiModel

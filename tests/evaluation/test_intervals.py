@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy.stats import t as student
 
-from ralm.evaluation.comparison import Column, Comparison, UnitTable
-from ralm.evaluation.intervals import STRETCH, Units, compare, estimate, holm, stretches
+from ralm.evaluation.intervals import STRETCH, Column, Comparison, Units, UnitTable, compare, estimate, holm, stretches
 
 
 def plain_interval(values: list[float], counts: list[float]) -> tuple[float, float, float]:

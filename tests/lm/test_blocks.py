@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from ralm.answering.answerer import Answerer
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import open_prompt
 from ralm.errors import InputError, UsageError
 from ralm.lm.local.blocks import BLOCK, BlockFile, Blocks, block_keys
 from ralm.lm.local.decoder import CachedDecoder

@@ -2,8 +2,9 @@
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import ralm as library
-from ralm.answering.prompt_reader import open_prompt
-from ralm.answering.prompts import Conversation
+from ralm.answering.prompts import Conversation, open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder
-from ralm.errors import InputError, ModelError, UsageError
+from ralm.errors import ModelError, UsageError
 from ralm.lm.registry import ModelOptions, load_language_model, load_local_model, load_tokenizer
 from ralm.reading.parts import Parts
 from ralm.records import FloatArray, Message, Passage, ScoringSequence
 from tests.chat_models import TEMPLATE, save_chat_model
-from tests.cli.program import failed, printed, ralm
+from tests.cli.program import printed
 from tests.tiny_models import save_tiny_model
 
 TOKENS = np.arange(1, 20)
@@ -183,54 +182,19 @@ def written(prompt: Any, tokenizer: Any, room: int = 500, conversation: Conversa
     return tokenizer.decode(built.prompts[0].tokens), built.cut
 
 
-def test_a_system_message_and_demonstrations_as_turns(tmp_path: Path) -> None:
+def test_a_system_message_and_demonstrations(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(save_chat_model(tmp_path / "chat")))
-    prompt = open_prompt("chat")
-    turns = library.QuestionPrompt(**{**_fields(prompt), "system": "Be brief.", "turns": True})
-    text, cut = written(turns, tokenizer)
-    whole = (
-        "<s>(Be brief.)user: who barks</s>\nassistant: the dog</s>\nuser: who grazes</s>\nassistant: the sheep</s>\n"
-        "user: who sings</s>\nmodel: "
-    )
-    assert text == whole
-    assert not cut
-    plain = library.QuestionPrompt(**{**_fields(prompt), "system": "Be brief."})
-    assert written(plain, tokenizer)[0] == (
-        "<s>(Be brief.)user: who barksthe dog\n\nwho grazesthe sheep\n\nwho sings</s>\nmodel: "
-    )
+    prompt = replace(open_prompt("chat"), system="Be brief.")
+    text, cut = written(prompt, tokenizer)
+    whole = "<s>(Be brief.)user: who barksthe dog\n\nwho grazesthe sheep\n\nwho sings</s>\nmodel: "
+    assert (text, bool(cut)) == (whole, False)
     own = Conversation([Message("system", "Be long."), Message("user", "who sings")])
-    assert written(turns, tokenizer, conversation=own)[0] == whole.replace("brief", "long")
-    size = len(tokenizer.encode_with_spans(whole)[0])
-    text, cut = written(turns, tokenizer, room=size - 1)
-    assert text == whole.replace("user: who barks</s>\nassistant: the dog</s>\n", "")
+    assert written(prompt, tokenizer, conversation=own)[0] == whole.replace("brief", "long")
+    text, cut = written(prompt, tokenizer, room=60)
+    assert text.endswith("who sings</s>\nmodel: ")
     assert cut.demonstrations > 0
-    assert cut.documents == 0
-    text, _ = written(turns, tokenizer, room=60)
-    assert text == "<s>(Be brief.)user: who sings</s>\nmodel: "
     with pytest.raises(UsageError, match="only .* fit into the model"):
-        written(turns, tokenizer, room=10)
-
-
-def test_a_chat_is_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that does not fit, once for every number of turns that are left out."""
-    tokenizer = load_tokenizer(str(save_chat_model(tmp_path / "chat")))
-    turns = library.QuestionPrompt(**{**_fields(open_prompt("chat")), "turns": True})
-    encode, read = tokenizer.encode_chat, list[int]()
-
-    def counted(messages: Sequence[Message]) -> Any:
-        read.append(len(messages))
-        return encode(messages)
-
-    monkeypatch.setattr(tokenizer, "encode_chat", counted)
-    for room, expected in ((500, [5]), (60, [5, 3, 1])):
-        builder = PromptBuilder(turns, tokenizer, room, Parts(), SHOWN)
-        read.clear()
-        builder.build(QUESTION, [], (), None)
-        assert read == expected
-
-
-def _fields(prompt: library.QuestionPrompt) -> dict[str, Any]:
-    return {name: getattr(prompt, name) for name in prompt.__dataclass_fields__}
+        written(prompt, tokenizer, room=10)
 
 
 def test_the_commands_take_them(tmp_path: Path) -> None:
@@ -238,18 +202,7 @@ def test_the_commands_take_them(tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text('{"question": "who sings", "answer": ["whales"]}\n')
     asked = ["qa", file, "--lm", folder, "--new-tokens", 2]
-    chat = ["--demonstrations", file, "--prompt", 'chat:turns=true,system="Be brief."']
-    given = printed(*asked, *chat, "--lm-args", "template_arguments=enable_thinking=false")
-    assert given["config"]["prompt"]["system"] == "Be brief."
-    assert given["config"]["prompt"]["turns"] is True
+    given = printed(*asked, "--demonstrations", file, "--lm-args", "template_arguments=enable_thinking=false")
     assert given["config"]["model"]["template_arguments"] == {"enable_thinking": False}
     plain = printed(*asked)
     assert plain["gold_log_prob"] != given["gold_log_prob"]
-    failed(ralm(*asked, "--prompt", "replug:system=x"), 2, "`system` has no effect without a chat")
-    failed(ralm(*asked, "--prompt", "chat:turn=true"), 2, "has no key 'turn': its keys are system, turns")
-    (tmp_path / "prompt.toml").write_text(
-        'closed="{question}"\none="{documents}{question}"\nturns=true\n'
-        'several="{documents}{question}"\ndocument="{text}"\nbetween=" "\n'
-    )
-    with pytest.raises(InputError, match="`turns` has no effect without a chat"):
-        open_prompt(tmp_path / "prompt.toml")

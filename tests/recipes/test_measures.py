@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError
-from ralm.evaluation.comparison import Column, UnitTable
-from ralm.evaluation.intervals import Units
+from ralm.evaluation.intervals import Column, Units, UnitTable
 from ralm.recipes.measures import (
     Sample,
     class_of,

@@ -16,8 +16,7 @@ from langchain_openai import ChatOpenAI
 
 from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
-from ralm.answering.prompts import Conversation
+from ralm.answering.prompts import Conversation, open_prompt
 from ralm.errors import InputError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel

@@ -9,11 +9,10 @@ from html import escape
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.answering.answers import Answer, AnswerStreams, answer_all, room_for_prompts
+from ralm.answering.answers import NO_TOKENS, Answer, AnswerStreams, answer_all, room_for_prompts
 from ralm.answering.citations import AnswerSource, citations
-from ralm.answering.likelihoods import NO_TOKENS, likelihoods
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import Conversation, Cut, QuestionPrompt, tokens_after
+from ralm.answering.prompts import Conversation, Cut, QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource, found_passages
 from ralm.errors import UsageError
@@ -141,18 +140,6 @@ class Answerer:
             for row, asked in enumerate(conversations)
         ]
         return inputs, passages
-
-    def trace(self, question: str | Conversation, text: str) -> SourcedAnswer:
-        """Return a text as the answer to a question, with its sources; raises what `answers` raises."""
-        [asked], passages = self._inputs([question])
-        tokens = tokens_after(asked.prompts[0].tokens, text, self._model.tokenizer)
-        [read] = likelihoods([(asked, tokens)], self._scorer)
-        numbers_K = asked.prompts.passages_K
-        written = pieces.StoppedText(asked.prompts[0].tokens, self._model.tokenizer)
-        generated: list[pieces.GeneratedText] = []
-        for token, log_prob, shares_K in zip(tokens.tolist(), read.log_probs_T.tolist(), read.shares_TK, strict=True):
-            generated += written.add(pieces.GeneratedToken(token, log_prob, numbers_K, shares_K))
-        return self._with_sources(asked, passages, Answer.of([*generated, *written.rest()]))
 
     def _with_sources(self, question: QuestionInput, passages: Passages, answer: Answer) -> SourcedAnswer:
         numbers = [number for prompt in question.prompts for number in prompt.passages]

@@ -9,14 +9,13 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.answering import likelihoods, metrics, prompts, sources
-from ralm.answering.answers import Answer, answer_all, room_for_prompts
+from ralm.answering import metrics, prompts, sources
+from ralm.answering.answers import Answer, GoldScore, answer_all, room_for_prompts
 from ralm.answering.multiple_choice import Choice, ChoiceMethod, choice_columns, subject_figures
 from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.questions import ChoiceQuestion, Question, identity_of
 from ralm.errors import UsageError
-from ralm.evaluation.comparison import Column, Comparison, UnitTable, fields_of
-from ralm.evaluation.intervals import Units
+from ralm.evaluation.intervals import Column, Comparison, Units, UnitTable, fields_of
 from ralm.evaluation.retrieval import RetrievalRun
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
@@ -286,7 +285,7 @@ def _in_books(
     return zip(results, without, closed, read, strict=True)
 
 
-def _judge(asked: sources.QuestionInput, answer: Answer, gold: likelihoods.GoldScore | None) -> JudgedAnswer:
+def _judge(asked: sources.QuestionInput, answer: Answer, gold: GoldScore | None) -> JudgedAnswer:
     """Return an answer with its measures; without prompts it is wrong, even if an empty answer would be right."""
     answers, measures = asked.question.answers if asked.prompts else (), {}
     if asked.question.answers:

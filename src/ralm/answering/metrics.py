@@ -7,15 +7,13 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import regex
 
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
-_COMBINED: Final = regex.compile(r".\p{M}*", regex.DOTALL)
-"""A character with the marks that combine with it."""
 _DPR_TOKEN: Final = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 
 
@@ -73,31 +71,11 @@ def _shared_words(prediction: str, answers: Iterable[str]) -> Iterator[tuple[int
 def has_answer(text: str, answers: Iterable[str]) -> bool:
     """Return whether the DPR tokens of an answer, at least one, stand one after the other in a text."""
     tokens = dpr_tokens(text)
-    return any(True for answer in answers for _ in _places(tokens, dpr_tokens(answer)))
-
-
-def answer_spans(text: str, answers: Iterable[str]) -> list[tuple[int, int]]:
-    """Return the spans of characters of a text, which may overlap, that have the DPR tokens of an answer."""
-    tokens, spans = _dpr_tokens_with_spans(text)
-    golds = map(dpr_tokens, answers)
-    return sorted({(spans[begin][0], spans[end - 1][1]) for gold in golds for begin, end in _places(tokens, gold)})
-
-
-def _dpr_tokens_with_spans(text: str) -> tuple[list[str], list[tuple[int, int]]]:
-    pieces = [(piece, unicodedata.normalize("NFD", piece[0])) for piece in _COMBINED.finditer(text)]
-    begins = [piece.start() for piece, characters in pieces for _ in characters]
-    ends = [piece.end() for piece, characters in pieces for _ in characters]
-    places = list(_DPR_TOKEN.finditer("".join(characters for _, characters in pieces)))
-    spans = [(begins[place.start()], ends[place.end() - 1]) for place in places]
-    return [place[0].lower() for place in places], spans
-
-
-def _places(tokens: Sequence[str], run: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield where a run, which may be empty, stands in tokens: its first place and one past its last."""
-    size = len(run)
-    for begin in range(len(tokens) - size + 1 if size else 0):
-        if tokens[begin] == run[0] and tokens[begin : begin + size] == run:
-            yield begin, begin + size
+    return any(
+        gold and tokens[begin : begin + len(gold)] == gold
+        for gold in map(dpr_tokens, answers)
+        for begin in range(len(tokens) - len(gold) + 1)
+    )
 
 
 class AnswerMeasure(NamedTuple):

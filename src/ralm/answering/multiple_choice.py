@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.answering import metrics, questions, sources
-from ralm.answering.answers import answer_all, room_for_prompts
-from ralm.answering.likelihoods import TextLikelihood, likelihoods
+from ralm.answering.answers import TextLikelihood, answer_all, likelihoods, room_for_prompts
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
 from ralm.errors import UsageError
-from ralm.evaluation.comparison import Column
-from ralm.evaluation.intervals import Units, estimate
+from ralm.evaluation.intervals import Column, Units, estimate
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading.mixture import log_softmax

@@ -4,19 +4,26 @@ In a template, `{question}`, `{choices}`, `{documents}`, `{number}` (of a passag
 `{answer}`, `{letter}` and `{choice}` are filled in. The templates that have a name are in `prompt_files/`.
 """
 
+import json
 import re
 import string
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import tomllib
+from collections.abc import Container, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
+from importlib.resources import files
+from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from ralm.errors import ChatError, LengthError, UsageError
-from ralm.lm.tokenizer import full_tokenizer, last_of_user
-from ralm.protocols import Tokenizer
+from ralm.answering.options import CHAT_ANSWER, AnswerOptions
+from ralm.corpus.files import read_utf8
+from ralm.errors import ChatError, InputError, LengthError, UsageError
+from ralm.lm.tokenizer import full_tokenizer, has_chat_template, last_of_user
+from ralm.protocols import Reader, Tokenizer
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.tokens import first_tokens
 from ralm.records import IntArray, Message, Passage
 
@@ -24,9 +31,26 @@ QuestionForm = Literal["as it is", "lower first letter, question mark"]
 """The form of a question in a prompt; the second is that of In-Context RALM's code."""
 
 LETTERS: Final = string.ascii_uppercase
-PLACE: Final = re.compile(r"\{(question|choices|documents|number|title|text|answer|letter|choice)\}")
-ASKING: Final = ("closed", "one", "several")
-CHOICES_PLACE: Final = "{choices}"
+_PLACE: Final = re.compile(r"\{(question|choices|documents|number|title|text|answer|letter|choice)\}")
+_ASKING: Final = ("closed", "one", "several")
+_SAMPLE: Final = (Message("user", "Who?"),)
+_CONTEXT_TOKENS: Final = 8
+"""Tokens at the end of a prompt that are encoded together with a text after it."""
+_CHOICES_PLACE: Final = "{choices}"
+PROMPTS: Final = ("in-context-ralm", "replug", "replug-choice", "replug-choice-code", "chat", "chat-choice", "numbered")
+"""The prompts that have a name: those of the two papers, and those for models with a chat template."""
+_SUFFIX: Final = ".toml"
+_ASKS: Final = (("documents", "question"), ("choices",))
+_PLACES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "closed": (("question",), ("choices",)),
+    "one": _ASKS,
+    "several": _ASKS,
+    "document": (("text",), ("title", "number")),
+    "answer": (("answer",), ()),
+    "choice": (("letter", "choice"), ()),
+    **dict.fromkeys(("between", "after", "between_choices", "system"), ((), ())),
+}
+"""The places that each text of a prompt must have, and those that it may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +62,8 @@ class QuestionPrompt:
     demonstrations and where a gold answer is scored. `after` ends a demonstration. In a prompt of multiple choice,
     `{choices}` are the choices, each with its letter in the form `choice`, joined by `between_choices`. With `chat`,
     all of it is one message of the user, and the model's chat template is written around it, after a `system` message
-    if there is one; with `turns`, demonstrations are messages of the user and the assistant before it. A text may begin
-    with a line break after its quotes, which does not count (TOML). `name` is that of the prompt or of its file.
+    if there is one. A text may begin with a line break after its quotes, which does not count (TOML). `name` is that of
+    the prompt or of its file.
     """
 
     closed: str
@@ -54,18 +78,16 @@ class QuestionPrompt:
     between_choices: str = "\n"
     chat: bool = False
     system: str = ""
-    turns: bool = False
     name: str = "own"
 
     def __post_init__(self) -> None:
-        if (self.system or self.turns) and not self.chat:
-            option = "system" if self.system else "turns"
-            raise UsageError(f"`{option}` has no effect without a chat: choose the `prompt` chat, or one with chat.")
+        if self.system and not self.chat:
+            raise UsageError("`system` has no effect without a chat: choose the `prompt` chat, or one with chat.")
 
     @property
     def shows_choices(self) -> bool:
         """Whether choices stand in the prompt."""
-        return CHOICES_PLACE in self.closed
+        return _CHOICES_PLACE in self.closed
 
     @property
     def numbers_passages(self) -> bool:
@@ -125,13 +147,6 @@ class QuestionPrompt:
         prompt = self.text(question, passages, choices)
         return f"{prompt.documents}{prompt.question}{self.format_answer(answer)}{self.after}"
 
-    def turn(
-        self, question: str, answer: str, passages: Sequence[Passage], choices: Sequence[str] = ()
-    ) -> tuple[Message, Message]:
-        """Return a question with its passages, choices and answer, as messages of the user and the assistant."""
-        asked = str(self.text(question, passages, choices))
-        return Message("user", asked), Message("assistant", self.format_answer(answer).strip())
-
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
@@ -146,7 +161,7 @@ class PromptText:
 
 def _filled(form: str, values: dict[str, str]) -> str:
     """Return a text with its places filled; other braces, and those in the values, stay."""
-    return PLACE.sub(lambda place: values.get(place[1], place[0]), form)
+    return _PLACE.sub(lambda place: values.get(place[1], place[0]), form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,23 +189,18 @@ class Conversation:
         """The query that finds passages."""
         return self.question if self.query is None else self.query
 
-    def after(self, system: str, turns: Sequence[Message] = ()) -> "Conversation":
-        """Return the same conversation after turns of demonstrations, and after a system message unless it has one."""
+    def after(self, system: str) -> "Conversation":
+        """Return the same conversation after a system message, unless it has one."""
         systems = [message for message in self.messages if message.role == "system"]
         leading = [Message("system", system)] if system and not systems else systems
         rest = [message for message in self.messages if message.role != "system"]
-        return replace(self, messages=(*leading, *turns, *rest))
+        return replace(self, messages=(*leading, *rest))
 
     def with_question(self, text: str) -> "Conversation":
         """Return the same conversation with this text as the message that is answered."""
         place = last_of_user(self.messages)
         asked = replace(self.messages[place], content=text)
         return replace(self, messages=(*self.messages[:place], asked, *self.messages[place + 1 :]))
-
-
-_SAMPLE: Final = (Message("user", "Who?"),)
-_CONTEXT_TOKENS: Final = 8
-"""Tokens at the end of a prompt that are encoded together with a text after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,31 +244,21 @@ class PromptEncoder:
         demonstrations: str = "",
         name: str = "the question",
         conversation: Conversation | None = None,
-        turns: Sequence[tuple[Message, Message]] = (),
     ) -> Encoded:
         """Return the tokens of a prompt after its demonstrations, or as the message that a conversation asks.
 
-        If it does not fit, the first `turns` are left out one by one, then demonstrations are cut, then passages.
-        Raises LengthError if the question does not fit, ChatError if a chat template lacks or rejects the messages.
+        If it does not fit, demonstrations are cut, then passages. Raises LengthError if the question does not fit,
+        ChatError if the model has no chat template, or it rejects the messages.
         """
         text = demonstrations + str(prompt)
         asked = conversation or Conversation.of(text)
-
-        def after(turns: Sequence[tuple[Message, Message]]) -> tuple[IntArray, IntArray]:
-            shown = [message for turn in turns for message in turn]
-            return self._encoded(text, asked.after("", shown) if shown else asked)
-
-        tokens, spans_N2 = whole = after(turns)
-        while len(tokens) > self._room and turns:
-            turns = turns[1:]
-            tokens, spans_N2 = after(turns)
-        in_turns = len(whole[0]) - len(tokens)
+        tokens, spans_N2 = self._encoded(text, asked)
         before, documents = len(demonstrations), len(demonstrations) + len(prompt.documents)
         first = int(np.searchsorted(spans_N2[:, 1], 0, side="right"))
         end = max(first, int(np.searchsorted(spans_N2[:, 0], documents)))
         excess, after_passages = len(tokens) - self._room, len(tokens) - end
         if excess <= 0:
-            return Encoded(tokens, Cut(in_turns), after_passages)
+            return Encoded(tokens, Cut(), after_passages)
         dropped = excess if self._keep_first else max(0, excess - first)
         in_demonstrations = int(np.searchsorted(spans_N2[:, 1], before, side="right")) - first
         in_documents = int(np.searchsorted(spans_N2[:, 1], documents, side="right")) - first
@@ -271,7 +271,7 @@ class PromptEncoder:
                 f"{max(0, self._room - kept)} fit into the model beside the answer: shorten it."
             )
         special = 0 if self._keep_first else min(excess, first)
-        cut = Cut(in_turns + min(dropped, in_demonstrations), max(0, dropped - in_demonstrations), special)
+        cut = Cut(min(dropped, in_demonstrations), max(0, dropped - in_demonstrations), special)
         remaining = np.concatenate([tokens[special:first], tokens[first + dropped :]])
         return Encoded(remaining, cut, after_passages)
 
@@ -308,3 +308,74 @@ def tokens_after(prompt: IntArray, text: str, tokenizer: Tokenizer) -> IntArray:
     begin, whole = tokenizer.encode(before), tokenizer.encode(before + text)
     continues = np.array_equal(whole[: len(begin)], begin)
     return whole[len(begin) :] if continues else tokenizer.encode(text)
+
+
+def open_prompt(text: Path | str) -> QuestionPrompt:
+    """Open a prompt by its name, or from a TOML file.
+
+    Raises:
+        InputError: There is no such prompt, or the file is not a prompt; the message names the fault.
+    """
+    name, file = str(text), Path(text)
+    if name in PROMPTS:
+        content = files("ralm.answering").joinpath("prompt_files", f"{name}{_SUFFIX}").read_text("utf-8")
+        return replace(_parsed(content, name), name=name)
+    if file.suffix == _SUFFIX:
+        return replace(_parsed(read_utf8(file, InputError), name), name=file.name)
+    raise InputError(f"{name} is unknown: give one of {', '.join(PROMPTS)} or a {_SUFFIX} file.")
+
+
+def chosen_prompt(
+    prompt: QuestionPrompt | None, tokenizer: Tokenizer, reader: Reader, options: AnswerOptions, named: Container[str]
+) -> tuple[QuestionPrompt, AnswerOptions]:
+    """Return the prompt, by default `chat` or the paper's with this reader, and the options, `as_chat` after a chat."""
+    if prompt is None:
+        paper = "replug" if isinstance(reader, Ensemble) else "in-context-ralm"
+        prompt = open_prompt("chat" if has_chat_template(tokenizer) else paper)
+    return prompt, as_chat(options, named) if prompt.chat else options
+
+
+def as_chat(options: AnswerOptions, named: Container[str]) -> AnswerOptions:
+    """Return the options as `CHAT_ANSWER`, but for those that are `named`."""
+    usual = {name: getattr(CHAT_ANSWER, name) for name in ("new_tokens", "stop") if name not in named}
+    return replace(options, **usual)
+
+
+def _parsed(content: str, where: str) -> QuestionPrompt:
+    try:
+        table = tomllib.loads(content)
+        keys = [field.name for field in fields(QuestionPrompt) if field.name != "name"]
+        if unknown := sorted(table.keys() - keys):
+            raise UsageError(f"it has {', '.join(unknown)}; a prompt has {', '.join(keys)}.")
+        prompt = TypeAdapter(QuestionPrompt).validate_json(json.dumps(table, default=str), strict=True)
+        _check_places(prompt)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where} is not TOML: {error}.") from None
+    except UsageError as error:
+        raise InputError(f"{where}: {error}") from None
+    except ValidationError as error:
+        faults = (f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
+        raise InputError(f"{where} is no prompt: {'; '.join(faults)}.") from None
+    return prompt
+
+
+def _check_places(prompt: QuestionPrompt) -> None:
+    """Raise UsageError if places are missing, unknown or where a prompt is cut, or if only some texts show choices."""
+    for name, (required, allowed) in _PLACES.items():
+        places = _PLACE.findall(getattr(prompt, name))
+        if lacking := [place for place in required if place not in places]:
+            raise UsageError(f"{name} lacks {{{lacking[0]}}}.")
+        if unknown := [place for place in places if place not in (*required, *allowed)]:
+            raise UsageError(f"{name} has {{{unknown[0]}}}, which is never filled there.")
+        if places.count("documents") > 1:
+            raise UsageError(f"{name} has {{documents}} twice.")
+    for name, form in (("one", prompt.one), ("several", prompt.several)):
+        before = form.partition("{documents}")[0]
+        if early := [place for place in ("{question}", _CHOICES_PLACE) if place in before]:
+            raise UsageError(
+                f"{name} has {early[0]} before {{documents}}, where a prompt that is too long is cut: put it after "
+                "them."
+            )
+    without = [name for name in _ASKING if _CHOICES_PLACE not in getattr(prompt, name)]
+    if 0 < len(without) < len(_ASKING):
+        raise UsageError(f"{without[0]} lacks {_CHOICES_PLACE}, which the other texts have.")

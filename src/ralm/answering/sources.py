@@ -162,9 +162,8 @@ class PromptBuilder:
         asked = conversation
         if self._prompt.system:
             asked = (conversation or Conversation.of(question.text)).after(self._prompt.system)
-        turns = [self._prompt.turn(*parts) for parts in shown] if self._prompt.turns else []
-        text = "" if turns else "".join(self._prompt.demonstration(*parts) for parts in shown)
-        encode = partial(self._encoder.encode, demonstrations=text, name=name, conversation=asked, turns=turns)
+        text = "".join(self._prompt.demonstration(*parts) for parts in shown)
+        encode = partial(self._encoder.encode, demonstrations=text, name=name, conversation=asked)
         documents = _PromptDocuments(question, passages, self._prompt, encode)
         reader = self._parts.reader
         if isinstance(reader, concatenation.Concatenation) and hits:

@@ -30,7 +30,7 @@ def ask_command(
     prompt: Annotated[
         str | None,
         Option(
-            'Prompt by name (in-context-ralm, replug, chat:system="Be brief."), or a TOML file.',
+            "Prompt by name (in-context-ralm, replug, chat), or a TOML file.",
             default_text=f"chat API: numbered; {options.PROMPT_TEXT}",
         ),
     ] = None,
@@ -53,7 +53,7 @@ def ask_command(
         _ask_chat_api(texts, pipeline, prompt, answering, user_flags, as_json=json)
         return
 
-    from ralm.answering.prompt_reader import chosen_prompt
+    from ralm.answering.prompts import chosen_prompt
     from ralm.cli import answers, output
     from ralm.pipeline import open_pipeline
 
@@ -103,7 +103,7 @@ def _ask_chat_api(
     pipeline.check_source()
 
     from ralm.answering.chat_api import ChatApi
-    from ralm.answering.prompt_reader import as_chat
+    from ralm.answering.prompts import as_chat
     from ralm.cli import answers, output
     from ralm.reading.sources import FromRetriever
 

@@ -47,7 +47,7 @@ class QuestionJob:
         str | None,
         Option(
             "Prompt by name (in-context-ralm, replug, chat; with choices: replug-choice, replug-choice-code, "
-            "chat-choice), or a TOML file; of a chat with keys, such as chat:turns=true.",
+            "chat-choice), or a TOML file.",
             default_text=f"{options.PROMPT_TEXT}; with choices: replug-choice",
         ),
     ] = None
@@ -106,7 +106,7 @@ class QuestionJob:
 
     def point(self, user_flags: UserFlags, shared: Shared) -> dict[str, Any]:
         """Return the arguments of the evaluation; `shared` opens what jobs have in common."""
-        from ralm.answering.prompt_reader import chosen_prompt
+        from ralm.answering.prompts import chosen_prompt
         from ralm.pipeline import open_pipeline
 
         pipeline = self.pipeline

@@ -12,7 +12,6 @@ from ralm.errors import UsageError
 from ralm.evaluation import SHOWN_TOKENS
 from ralm.options import Needs, Option
 
-_QUESTIONS: Final = 1000
 _SINGLE: Final = Needs("a single run", lambda command: len(command.runs) == 1)
 _PAGE: Final = Needs("`html`", lambda command: command.html is not None)
 
@@ -21,16 +20,12 @@ def report_command(
     runs: Annotated[list[Path], options.argument("Folder that `ralm eval --out` or `qa --out` wrote.", "RUN...")],
     html: Annotated[
         Path | None,
-        Option("Write an HTML page of the run too: each token (of `eval --baseline`) or each question.", needs=_SINGLE),
+        Option("Write an HTML page of the run of `eval --baseline` too.", needs=_SINGLE),
     ] = None,
     limit: Annotated[
-        int | None,
-        Option(
-            "Number of tokens or questions on the page.",
-            needs=_PAGE,
-            default_text=f"{SHOWN_TOKENS} tokens, {_QUESTIONS} questions",
-        ),
-    ] = None,
+        int,
+        Option("Number of tokens on the page.", needs=_PAGE),
+    ] = SHOWN_TOKENS,
     force: Annotated[bool, options.force_option("html")] = False,
 ) -> flags.TableOutput:
     """Print the measures of a run, or compare several runs over the same text or the same questions.
@@ -38,15 +33,13 @@ def report_command(
     Figures have 95% intervals over documents, or over questions. Changes are from the first run, below 0 if lower, with
     paired intervals. Of a run of `ralm eval --baseline`, the passages that contributed most are listed too.
 
-    The page shows the text with tokens shaded by their gain from passages; of a run of questions, each with its
-    answers, and its passages with the answer marked. --json prints the same data.
+    The page shows the text with tokens shaded by their gain from passages; --json prints the same data.
 
     Example: `ralm report my-run --html my-report.html`
     """
-    from ralm.answering.report import report_of_answers
     from ralm.cli.output import write_page
     from ralm.cli.results import print_comparison, print_gain
-    from ralm.evaluation.report import render_page, render_report
+    from ralm.evaluation.report import render_report
     from ralm.runs.run import build_report, open_run
     from ralm.storage.manifest import kind_of
     from ralm.storage.outputs import check_output_file
@@ -56,18 +49,12 @@ def report_command(
     run, kind = runs[0], kind_of(runs[0])
     opened = cache(partial(open_run, run))
     compared = ralm.compare_runs(runs)
-    if html is not None and kind == "answers":
-        answers = report_of_answers(run, limit or _QUESTIONS)
-        page = render_page("ralm.answering", "answers.html", f"{answers['title']} · ralm report", {**answers})
-        write_page(html, page, "every question with its answers and passages")
-    elif html is not None and kind == "run":
-        write_page(html, render_report(build_report(opened(), limit or SHOWN_TOKENS)), "where every token came from")
-    elif html is not None:
-        raise UsageError(f"{run} has no text or answers to show on a page: leave `html` out.")
+    if html is not None and kind != "run":
+        raise UsageError(f"{run} has no text to show on a page: leave `html` out.")
+    if html is not None:
+        write_page(html, render_report(build_report(opened(), limit)), "where every token came from")
 
     def as_json() -> Any:
-        if len(runs) == 1 and kind == "answers":
-            return report_of_answers(run)
         if len(runs) == 1 and kind == "run":
             return build_report(opened(), len(opened().text)).as_json()
         return compared.as_json()

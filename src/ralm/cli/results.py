@@ -9,8 +9,7 @@ from pydantic import JsonValue
 
 from ralm.cli.output import passage_name, print_line, print_table, with_interval
 from ralm.evaluation import perplexity
-from ralm.evaluation.comparison import Comparison
-from ralm.evaluation.intervals import NO_INTERVAL, STRETCH, Estimate
+from ralm.evaluation.intervals import NO_INTERVAL, STRETCH, Comparison, Estimate
 from ralm.evaluation.report import to_float
 from ralm.reading.provenance import TracedText
 from ralm.runs.sweep import SWEEP_PLOT, SWEEP_TABLE, Sweep

@@ -17,7 +17,7 @@ from ralm.options import Option
 from ralm.settings import PipelineOptions
 
 if TYPE_CHECKING:
-    from ralm.worth.verdict import Worth
+    from ralm.worth import Worth
 
 
 def worth_command(
@@ -39,8 +39,7 @@ def worth_command(
 
     Without --text and --questions it measures documents of the corpus itself, each without its own passages. Passages
     that share 13 words in a row with a document count as its near duplicates and are set apart. Questions are asked as
-    `ralm ask` does. It stops as soon as the verdict is certain: the probability of a wrong one is at most 5% over all
-    looks (alpha spending, Lan and DeMets). Fewer than ten documents give no verdict.
+    `ralm ask` does. Intervals are at 95%, and fewer than ten documents give no verdict.
 
     Example: `ralm worth my-index -m smollm2`
     """
@@ -49,21 +48,19 @@ def worth_command(
 
     from ralm.pipeline import open_pipeline
     from ralm.training.examples import read_training_text
-    from ralm.worth import held_out
-    from ralm.worth.verdict import judge_corpus
 
     opened = ralm.open_index(index)
     scoring = open_pipeline(PipelineOptions(lm=lm, model=model), load=open_model).model
     tokenizer = scoring.tokenizer
     if questions is not None:
         asked = ralm.read_questions(questions)
-        measured = held_out.held_out_questions(asked, str(questions), scoring, measuring)
+        measured = ralm.held_out_questions(asked, str(questions), scoring, measuring)
     elif text:
         documents = read_training_text(opened, text, fields)
-        measured = held_out.held_out_texts(documents, ", ".join(text), tokenizer, measuring)
+        measured = ralm.held_out_texts(documents, ", ".join(text), tokenizer, measuring)
     else:
-        measured = held_out.held_out_documents(opened, tokenizer, measuring)
-    worth = judge_corpus(opened, scoring, measured, measuring)
+        measured = ralm.held_out_documents(opened, tokenizer, measuring)
+    worth = ralm.judge_corpus(opened, scoring, measured, measuring)
     names = {"corpus": str(index), "lm": scoring.name, "text": measured.description}
     return flags.Output(partial(_as_json, worth, names), partial(_print, worth, names))
 
@@ -88,13 +85,10 @@ def _print(worth: "Worth", names: dict[str, str]) -> None:
 def _notes(worth: "Worth") -> Iterator[str]:
     """Yield what the verdict rests on, a sentence a line."""
     units, noun = worth.gain.units, worth.noun
-    all_measured = "all are measured" if units == worth.most else "the others are too short"
-    why = {"certain": "the verdict is certain", "budget": "the budget ended", "measured": all_measured}
-    yield f"Stopped after {units:,} of at most {worth.most:,} {noun}: {why[worth.stopped]}."
+    if not worth.in_time:
+        yield f"The budget ended after {units:,} {noun}."
     if noun == "stretches":
         yield "Stretches of 512 tokens of one text may depend on each other: a verdict is on this text, not on others."
     yield f"A first passage was found for {worth.with_passage:.0%} of tokens."
-    if worth.near_duplicates is not None:
-        yield f"Near duplicates give {worth.near_duplicates:.0%} of the gain of all passages."
     if worth.duplicated:
         yield f"Near duplicates stand in the corpus for {worth.duplicated:,} of {units:,} {noun}."

@@ -1,12 +1,4 @@
-"""Evaluation of texts and of retrieval.
-
-report.py        where every token of a text came from, as data and as a page
-perplexity.py    evaluates a text: token and word perplexity, bits per byte
-passages_read.py what a text was read with: how many tokens, and how much of it is copied
-intervals.py     figures over units, with their intervals
-comparison.py    the figures of several runs side by side
-retrieval.py     retrieval against relevance judgements
-"""
+"""Evaluation of texts and of retrieval: perplexities, intervals, judged hits, and the page of a text."""
 
 from typing import Final
 

@@ -20,8 +20,7 @@ from pydantic import JsonValue
 
 from ralm.errors import RalmWarning, UsageError
 from ralm.evaluation import SHOWN_TOKENS, report
-from ralm.evaluation.comparison import Column, UnitTable
-from ralm.evaluation.intervals import Estimate, Units, compare, stretches
+from ralm.evaluation.intervals import Column, Estimate, Units, UnitTable, compare, stretches
 from ralm.evaluation.passages_read import PassagesRead
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, traits_of

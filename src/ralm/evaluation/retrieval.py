@@ -18,7 +18,7 @@ from ralm.corpus import files
 from ralm.corpus.formats.json_records import records_of_lines
 from ralm.errors import InputError, UsageError, extra
 from ralm.evaluation import RETRIEVAL_MEASURES, intervals
-from ralm.evaluation.comparison import Column, UnitTable
+from ralm.evaluation.intervals import Column, UnitTable
 from ralm.protocols import Retriever
 from ralm.records import DoubleArray, Passages
 from ralm.storage.outputs import replaced_file

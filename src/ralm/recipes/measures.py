@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ralm.corpus.decontamination import Decontamination
-from ralm.evaluation.comparison import Column
-from ralm.evaluation.intervals import Estimate, Units, stretches
+from ralm.evaluation.intervals import Column, Estimate, Units, stretches
 from ralm.reading.provenance import TracedText
 from ralm.recipes.recipe import Measure
 from ralm.records import NO_PASSAGE, DoubleArray

@@ -17,7 +17,7 @@ import pyarrow.csv
 from pydantic import JsonValue
 
 from ralm.errors import MissingExtraError, extra
-from ralm.evaluation.comparison import Comparison, UnitTable, fields_of
+from ralm.evaluation.intervals import Comparison, UnitTable, fields_of
 from ralm.runs.run import write_summary
 from ralm.storage import outputs
 

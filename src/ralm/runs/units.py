@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ralm.errors import DamagedFolderError, FolderError, UsageError
-from ralm.evaluation.comparison import Column, Comparison, UnitTable
-from ralm.evaluation.intervals import Statistic, Units
+from ralm.evaluation.intervals import Column, Comparison, Statistic, Units, UnitTable
 from ralm.records import DoubleArray
 from ralm.runs.tables import damage_errors, select_columns
 from ralm.storage import manifest, outputs

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from ralm.answering import answerer, prompts
 from ralm.answering.answers import AnswerStreams
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import open_prompt
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
 from ralm.reading.pieces import GeneratedToken

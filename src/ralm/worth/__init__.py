@@ -1,1 +1,0 @@
-"""Whether the passages of a corpus help a language model."""
