@@ -1,7 +1,7 @@
 """Read questions with their answers or choices, in the formats of published data sets (docs/answering.md#questions).
 
-JSON Lines and datasets of the hub have named fields; DPR's reader, TriviaQA and SQuAD are JSON, DPR's questions and
-PopQA tables with tabs. MMLU is a folder of CSV files, whose names are the subjects. Files may be gzipped.
+JSON Lines and datasets of the hub have named fields; DPR's reader and SQuAD are JSON, DPR's questions tables with tabs.
+MMLU is a folder of CSV files, whose names are the subjects. Files may be gzipped.
 """
 
 import ast
@@ -29,7 +29,6 @@ from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.validation import check_strings
 
 _ANSWERS: Final = ("answers", "answer", "possible_answers")
-_TRIVIA_QA: Final = {"QuestionId": "id", "Question": "question", "Answer": "answers"}
 _TABLE: Final = ".csv"
 _SPLIT: Final = re.compile(r"_(dev|val|test)$")
 _MIN_CHOICES: Final = 2
@@ -192,31 +191,15 @@ def _with_line_feeds(value: Any) -> Any:
 
 
 def _json_records(path: Path) -> Iterator[_Record]:
-    """Yield the records of an array, of TriviaQA or of SQuAD."""
-    text = files.whole_text(path)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}.") from None
-    if isinstance(content, dict):
-        content = _squad(path, content["data"]) if "data" in content else content.get("Data")
-    if not isinstance(content, list | Iterator):
-        raise InputError(
-            f"{path} is neither an array of questions (DPR) nor an object with `data` (SQuAD) or `Data` (TriviaQA)."
-        )
-    may_be_invalid = json_records.has_surrogates(text)
-    for number, row in enumerate(content, 1):
-        where = f"{path}, question {number}"
-        if not isinstance(row, dict):
-            raise InputError(f"{where} is not an object with fields.")
-        if may_be_invalid:
-            json_records.check_surrogates(row, where)
-        if "question" not in row:
-            row = {_TRIVIA_QA.get(name, name): value for name, value in row.items()}
-        yield where, row
+    """Yield the records of an array (DPR), or of SQuAD's articles."""
+    for where, record in json_records.records_of_json(path):
+        if isinstance(articles := record.get("data"), list):
+            yield from _squad(path, articles)
+        else:
+            yield where, record
 
 
-def _squad(path: Path, articles: Sequence[Any]) -> Iterator[dict[str, Any]]:
+def _squad(path: Path, articles: Sequence[Any]) -> Iterator[_Record]:
     """Yield the questions of SQuAD's articles, each with its paragraph as its only passage."""
     number = 0
     try:
@@ -227,24 +210,20 @@ def _squad(path: Path, articles: Sequence[Any]) -> Iterator[dict[str, Any]]:
                 for row in paragraph["qas"]:
                     number += 1
                     answers = [answer["text"] for answer in row["answers"]]
-                    yield {"id": row.get("id"), "question": row["question"], "answers": answers, "ctxs": [passage]}
+                    asked = {"id": row.get("id"), "question": row["question"], "answers": answers, "ctxs": [passage]}
+                    yield f"{path}, question {number}", asked
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}, after question {number}, is not in SQuAD's format: {error!r}.") from None
 
 
 def _table_records(path: Path) -> Iterator[_Record]:
-    """Yield the rows of a table with tabs: question and answers, or the columns of a header that names `question`."""
-    header: list[str] = []
+    """Yield the rows of DPR's table with tabs: a question, and its answers in Python's notation."""
     for where, row in _table_rows(path, "\t"):
-        if not header and "question" in row:
-            header = row
-            continue
-        names = header or ["question", "answers"]
-        if len(row) != len(names):
-            raise InputError(f"{where} has {len(row)} tab-separated fields, not {len(names)}: {', '.join(names)}.")
-        if not header and _list_in(row[1]) is None:
+        if len(row) != 2:
+            raise InputError(f"{where} has {len(row)} tab-separated fields, not 2: question, answers.")
+        if _list_in(row[1]) is None:
             raise InputError(f"{where}: its answers are not a list in Python's notation: {row[1][:60]!r}.")
-        yield where, dict(zip(names, row, strict=True))
+        yield where, {"question": row[0], "answers": row[1]}
 
 
 def _csv_records(path: Path) -> Iterator[_Record]:
@@ -288,13 +267,12 @@ _READERS: Final[Mapping[str, Callable[[Path], Iterator[_Record]]]] = {
 
 
 def _listed(value: Any) -> Any:
-    """Return a list from a text, a list or one in a text (PopQA), texts by name (SQuAD), or a value with aliases."""
+    """Return a list from a text, a list or one in a text (PopQA), texts by name, or a value with aliases (TriviaQA)."""
     if isinstance(value, Mapping):
-        by_name = {str(name).lower(): item for name, item in value.items()}
-        if "text" in by_name:
-            return _listed(by_name["text"])
-        value, aliases = by_name.get("value"), _listed(by_name.get("aliases", []))
-        return [value, *aliases] if isinstance(aliases, Sequence) else aliases
+        if "text" in value:
+            return _listed(value["text"])
+        aliases = _listed(value.get("aliases", []))
+        return [value.get("value"), *aliases] if isinstance(aliases, Sequence) else aliases
     if not isinstance(value, str):
         return value
     return [value] if (texts := _list_in(value)) is None else texts

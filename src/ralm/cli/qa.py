@@ -36,7 +36,7 @@ class QuestionJob:
     questions: Annotated[
         str,
         options.argument(
-            "File of questions and answers (JSON Lines, DPR's JSON or TSV, TriviaQA, SQuAD) or with choices (MMLU's "
+            "File of questions and answers (JSON Lines, DPR's JSON or TSV, SQuAD) or with choices (MMLU's "
             "CSV, a folder of it, JSON Lines), or hf:NAME.",
             "QUESTIONS",
         ),

@@ -49,6 +49,13 @@ def records_of_lines(path: FilePath) -> Iterator[tuple[str, Mapping[str, object]
             yield where, record_of_line(line, where, offset)
 
 
+def records_of_json(path: FilePath) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield the objects of a JSON file, of an array or one after another, each with a name for its place."""
+    for number, (value, text) in enumerate(_values(_JsonText(path)), 1):
+        where = f"{path}, object {number}"
+        yield where, _record(value, text, where)
+
+
 def record_of_line(line: bytes, where: str, offset: int) -> Mapping[str, object]:
     """Return the object on a line of JSON Lines from byte `offset` on; CorpusError, naming `where`, if it is none."""
     text = files.decode(line, where, offset=offset)
