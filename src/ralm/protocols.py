@@ -127,10 +127,8 @@ class ModelTraits:
     """Whether the scores of a sequence may be taken from a longer one that begins with it; not so for LongRoPE."""
     vocabulary: int | None = None
     """The number of token ids of the model; if given, other ids are rejected before the model is called."""
-    bounds: tuple[LanguageModel, LanguageModel] | None = None
-    """Two models whose scores are lower and upper bounds of those that this model cannot give."""
-    bound: Literal["lower", "upper"] | None = None
-    """Which bound the scores are, if the model is one of the `bounds` of another."""
+    scores_texts: bool = True
+    """Whether `score` returns log-probabilities; some servers only return those of what they generate."""
     tier: Tier = "all"
     """See `WritingModel.tier`."""
     tokens_at_once: int = TOKENS_TOGETHER

@@ -97,7 +97,17 @@ def check_length(model: LanguageModel, max_length: int) -> None:
 def scores_given_texts(model: LanguageModel) -> bool:
     """Return whether a model scores given texts; some servers have only log-probabilities of what they generate."""
     traits = traits_of(model)
-    return traits.bounds is None and traits.tier != "text"
+    return traits.scores_texts and traits.tier != "text"
+
+
+def check_scores(model: LanguageModel, what: str) -> None:
+    """Raise UsageError if a model does not score given texts, which `what` needs."""
+    if not scores_given_texts(model):
+        raise UsageError(
+            f"{model.name} does not return log-probabilities of given texts, which {what} needs: use a local model or "
+            "a server that returns them, such as vLLM or llama.cpp; this one can generate, `ask`, and write answers in "
+            '`qa` (to choices with `join="answers"`).'
+        )
 
 
 def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str:

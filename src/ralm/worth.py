@@ -42,7 +42,7 @@ from ralm.terminal import track
 from ralm.training.candidates import check_fits, find_candidates
 from ralm.training.examples import Example, queries_of, sample_examples
 from ralm.training.options import ExampleOptions
-from ralm.validation import scores_given_texts
+from ralm.validation import check_scores
 
 WorthVerdict = Literal["helps", "near duplicates", "no difference", "open", "harms"]
 
@@ -267,11 +267,7 @@ class Worth:
 
 def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Meter:
     """Return a meter with BM25, or with dense retrieval if the index has vectors alone."""
-    if not scores_given_texts(model):
-        raise UsageError(
-            f"{model.name} does not score given texts, so no gain can be measured: give a model that does "
-            "(`ralm probe` says what a server can)."
-        )
+    check_scores(model, "a gain")
     check_fits(model, SEQUENCE, options.document_tokens)
     documents = PassageDocuments(index.passages, model.tokenizer, options.document_tokens, "auto")
     retriever = index.dense() if index.bm25_options is None else index.bm25

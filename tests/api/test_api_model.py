@@ -131,7 +131,7 @@ def test_what_is_generated(of_tiny: ApiModel, parts: Parts, prompt: str) -> None
 def test_evidence_from_a_server(of_tiny: ApiModel) -> None:
     """Also where the drawn token is not among those that each passage lists."""
     prompt, parts = "The list of the river", Parts(reader=Ensemble(documents=2), mixer=PosteriorWeights(evidence=5))
-    if of_tiny.tier not in ("all", "chosen") or of_tiny.bounds:
+    if of_tiny.tier not in ("all", "chosen"):
         with pytest.raises(UsageError, match="the mixer PosteriorWeights"):
             tokens_of(of_tiny, prompt, parts)
         return
@@ -222,20 +222,6 @@ def scored_tokens(model: LanguageModel, tokens: IntArray) -> FloatArray:
     return found
 
 
-def bounded(model: ApiModel, tokens: IntArray) -> tuple[FloatArray, FloatArray]:
-    assert model.bounds is not None
-    lower, upper = (scored_tokens(bound, tokens) for bound in model.bounds)
-    return lower, upper
-
-
-def check_bounds(lower: FloatArray, upper: FloatArray, tokens: IntArray) -> FloatArray:
-    """The exact figures, which are within their bounds."""
-    exact = scored_tokens(tiny(), tokens)
-    assert (lower <= exact + 1e-4).all()
-    assert (exact <= upper + 1e-4).all()
-    return exact
-
-
 def test_scores_of_tokens_that_the_server_would_not_read_are_an_error() -> None:
     """A text of which the tokenizer makes other tokens, as many or fewer."""
     shorter = np.append(tiny().tokenizer.encode(" hist"), tiny().tokenizer.encode("ory"))
@@ -244,34 +230,13 @@ def test_scores_of_tokens_that_the_server_would_not_read_are_an_error() -> None:
             scored_tokens(model, tokens)
 
 
-def test_bounds_hold_and_are_tight_where_a_token_is_listed() -> None:
-    text = tiny().tokenizer.encode("The list type has a method that sorts its items.")
+def test_a_server_that_lists_top_tokens_rejects_scoring() -> None:
     with served(behind(), LlamaCppPython(), options={"top_logprobs": 20}) as (_, model):
         assert (model.backend.name, model.tier) == ("completions", "top_k")
         assert model.backend.tier.startswith("2")
         assert "echo of text" in dict(model.capabilities.ruled_out)
-        lower, upper = bounded(model, text)
-        listed = model.backend.top_logprobs
-    exact = check_bounds(lower, upper, text)
-    ranks = [int((row > row[token]).sum()) for row, token in zip(behind().log_probs(text), text[1:], strict=False)]
-    known = np.array(ranks) < listed
-    assert known.any()
-    np.testing.assert_allclose(lower[known], exact[known], atol=1e-4)
-    np.testing.assert_allclose(upper[known], exact[known], atol=1e-4)
-
-
-def test_bounds_where_the_server_writes_a_part_of_a_character() -> None:
-    """The name of such a token has several; what is listed still bounds all others."""
-    text = tiny().tokenizer.encode("Caf\u00e9 \u4e2d\u6587 \u2260 are characters of \u4e2d\u6587.")
-    rows = behind().log_probs(text)
-    parts = ["\ufffd" in tiny().tokenizer.decode(np.array([row.argmax()])) for row in rows]
-    with served(behind(), LlamaCppPython(), options={"retries": 0}) as (_, model):
-        kept = [model.backend.keeps_tokens(text[:end]) for end in range(1, len(text))]
-        assert any(part and one for part, one in zip(parts, kept, strict=False))
-        lower, upper = bounded(model, text)
-    check_bounds(lower, upper, text)
-    assert (lower == upper).any()
-    assert (upper[np.array(kept)] < 0).all()
+        with pytest.raises(UsageError, match="which scoring needs: use a local model or a server that returns them"):
+            scored_tokens(model, tiny().tokenizer.encode("The list type"))
 
 
 def test_what_is_written_behind_other_tokens_bounds_nothing_that_is_not_listed() -> None:
@@ -279,11 +244,3 @@ def test_what_is_written_behind_other_tokens_bounds_nothing_that_is_not_listed()
         given = model.continuations().next_tokens([OTHERS, tiny().tokenizer.encode("The list")])
     assert given.rest_B is not None
     assert given.rest_B[0] == 0 > given.rest_B[1]
-
-
-def test_nothing_is_bounded_behind_tokens_that_are_not_read_as_such() -> None:
-    """They are others to the server, and as many."""
-    with served(behind(), LlamaCppPython()) as (_, model):
-        lower, upper = bounded(model, np.append(OTHERS, 5))
-    assert lower[-1] == -np.inf
-    assert upper[-1] == 0

@@ -244,8 +244,7 @@ def parsed(name: str) -> Iterator[tuple[str, JsonObject, Callable[[JsonObject], 
     one = named(name)
 
     def written(answer: JsonObject, most: int) -> Any:
-        told = None if "text" in name else one.first_generated(answer)
-        return told, one.generated(answer, most), one.generated_text(answer), one.prompt_token_count(answer)
+        return one.generated(answer, most), one.generated_text(answer), one.prompt_token_count(answer)
 
     asked: list[tuple[str, ApiRequest, Callable[[JsonObject], Any]]] = [
         (f"writing {most}", one.generation_request(TEXT, most), partial(written, most=most)) for most in (1, 3)

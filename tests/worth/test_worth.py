@@ -279,7 +279,7 @@ def test_what_allows_no_verdict_is_said(corpus: Path, tmp_path: Path, index: Ind
         open_meter(index, small, OPTIONS)
     writes = CountingModel(WordTokenizer(), tier="text", name="writes")
     held_out = held_out_documents(index, model.tokenizer, OPTIONS)
-    with pytest.raises(UsageError, match="writes does not score given texts, so no gain can be measured"):
+    with pytest.raises(UsageError, match="writes does not return log-probabilities of given texts, which a gain needs"):
         judge_corpus(index, writes, held_out, OPTIONS)
     with pytest.raises(BudgetError, match="the budget ended before any of the documents was measured: raise it"):
         judge_corpus(index, model, held_out, WorthOptions(most=16, budget=1e-9))

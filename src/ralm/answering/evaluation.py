@@ -146,11 +146,9 @@ class AnswerEvaluation(Generic[_Asked, _Judged]):
     def _counts_of_choices(self) -> dict[str, JsonValue]:
         asked = [row.question for row in self.rows if isinstance(row.question, ChoiceQuestion)]
         choices = [row.judged for row in self.rows if isinstance(row.judged, Choice)]
-        certified = float(np.mean([choice.certified for choice in choices]))
         return {
             "chance": float(np.mean([1 / len(question.choices) for question in asked])),
             "no_choice": sum(choice.chosen is None for choice in choices),
-            **({} if certified == 1 else {"certified": certified}),
             **subject_figures([choice.right for choice in choices], [question.subject for question in asked]),
         }
 
@@ -202,7 +200,7 @@ def evaluate_questions(
     if options.join == "tokens":
         parts.check_generation(model)
     else:
-        parts.check_scoring(model, 'a vote of `join="answers"`')
+        parts.check_vote(model)
     room = room_for_prompts(model, options)
 
     def answer(book: _Book) -> list[JudgedAnswer]:
@@ -316,7 +314,10 @@ def evaluate_choices(
     """
     begun = perf_counter()
     options = options or AnswerOptions()
-    parts.check_scoring(model, "a choice")
+    if options.join == "answers":
+        parts.check_vote(model)
+    else:
+        parts.check_scoring(model, "a choice")
     method = ChoiceMethod(model, prompt, options, store)
     for subject in sorted({question.subject for question in questions}):
         _of_subject(subject, demonstrations)

@@ -57,7 +57,7 @@ CATEGORIES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """The choice that a model made, numbered from 0 or None, and the probabilities (float64) where they are exact."""
+    """The choice that a model made, numbered from 0 or None, and the probabilities (float64) if they decided it."""
 
     chosen: int | None
     gold: int
@@ -66,7 +66,6 @@ class Choice:
     answer: str | None = None
     shares: dict[int, float]
     cut: Cut
-    certified: bool = True
 
     @property
     def right(self) -> bool:
@@ -132,39 +131,30 @@ class ChoiceMethod:
                 chosen.append(Choice(chosen=letter, gold=question.gold, answer=answer.text, shares=shares, cut=cut))
             return chosen
         texts = [(asked, tokens) for question, asked in inputs for tokens in self._tokens(question)]
-        pairs = iter(zip(*self._bounds(texts), strict=True))
-        return [self._best(question, asked, [next(pairs) for _ in question.choices]) for question, asked in inputs]
-
-    def _bounds(self, texts: Sequence[tuple[sources.QuestionInput, IntArray]]) -> Sequence[Sequence[TextLikelihood]]:
-        if self._scorer.bounds is None:
-            return (likelihoods(texts, self._scorer),) * 2
-        return [likelihoods(texts, Scorer(bound, progress=False)) for bound in self._scorer.bounds]
+        scored = iter(likelihoods(texts, self._scorer))
+        return [self._best(question, asked, [next(scored) for _ in question.choices]) for question, asked in inputs]
 
     def _best(
         self,
         question: questions.ChoiceQuestion,
         asked: sources.QuestionInput,
-        pairs: Sequence[tuple[TextLikelihood, TextLikelihood]],
+        scored: Sequence[TextLikelihood],
     ) -> Choice:
-        """Return the first choice with the highest score, given the lower and upper bound of each."""
+        """Return the first choice with the highest score."""
         texts = self.texts(question)
         firsts = [texts.index(text) for text in texts]  # of equal ones only the first counts
-        bounds_2C = np.array([[likelihood.log_prob for likelihood in bounds] for bounds in zip(*pairs, strict=True)])
-        if self._scoring == "text":
-            bounds_2C /= [len(lower.log_probs_T) for lower, _ in pairs]
-        bounds_2C[:, [first != place for place, first in enumerate(firsts)]] = -np.inf
-        scores_C, uppers_C = bounds_2C
+        log_probs_C = np.array([likelihood.log_prob for likelihood in scored])
+        lengths_C = [len(likelihood.log_probs_T) if self._scoring == "text" else 1 for likelihood in scored]
+        scores_C = np.where(firsts == np.arange(len(firsts)), log_probs_C / lengths_C, -np.inf)
         chosen = None if np.isneginf(scores_C).all() else int(np.argmax(scores_C))
-        exact = np.array_equal(scores_C, uppers_C)
         equal_C = np.full(len(scores_C), 1 / len(scores_C))
         return Choice(
             chosen=chosen,
             gold=firsts[question.gold],
-            log_probs_C=np.array([lower.log_prob for lower, _ in pairs]) if exact else None,
-            probabilities_C=(equal_C if chosen is None else np.exp(log_softmax(scores_C))) if exact else None,
-            shares={} if chosen is None else pairs[chosen][0].shares(asked.prompts),
+            log_probs_C=log_probs_C,
+            probabilities_C=equal_C if chosen is None else np.exp(log_softmax(scores_C)),
+            shares={} if chosen is None else scored[chosen].shares(asked.prompts),
             cut=asked.cut,
-            certified=exact or (chosen is not None and scores_C[chosen] >= np.delete(uppers_C, chosen).max()),
         )
 
     def _tokens(self, question: questions.ChoiceQuestion) -> list[IntArray]:

@@ -48,7 +48,6 @@ _CHOICE_COLUMNS: Final = {
     "log_probs": pa.list_(pa.float64()),
     "probabilities": pa.list_(pa.float64()),
     "answer": pa.string(),
-    "certified": pa.bool_(),
     **_CUT,
 }
 _READ: Final = {"passages": pa.list_(pa.int64()), "shares": pa.list_(pa.float64())}
@@ -244,7 +243,6 @@ def _choice_values(question: ChoiceQuestion, choice: multiple_choice.Choice) -> 
         "log_probs": choice.log_probs_C,
         "probabilities": choice.probabilities_C,
         "answer": choice.answer,
-        "certified": choice.certified,
         **_cut_values(choice.cut),
     }
 

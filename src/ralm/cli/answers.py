@@ -23,13 +23,13 @@ def print_answers(evaluation: AnswerEvaluation[Any, Any], out: Path | None, how:
     summary: dict[str, Any] = evaluation.summary()
     print_comparison(evaluation.books, "asked")
     if evaluation.has_choices:
-        notes, of = _notes_on_choices(summary), "choices"
+        notes = _notes_on_choices(summary)
         written = f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet"
     else:
-        notes, of = _notes_on_answers(summary), "tokens of answers"
+        notes = _notes_on_answers(summary)
         written = f"Every question with its answer and passages: {out}/answers.parquet"
     if "certified" in summary:
-        notes.append(f"{summary['certified']:.1%} of the {of} are certified")
+        notes.append(f"{summary['certified']:.1%} of the tokens of answers are certified")
     if summary.get("no_passage"):
         notes.append(f"{summary['no_passage']:,} were asked without a passage, since none was found")
     if summary["cut"]:

@@ -145,7 +145,7 @@ def probe_command(
     lm: Annotated[str, options.argument("Model behind an API; or PROVIDER:MODEL.", "URL#MODEL")],
     model_options: options.Model,
 ) -> flags.Output:
-    """Probe a server of a language model: which scores it returns exactly, by bounds, or not at all.
+    """Probe a server of a language model: which log-probabilities it returns.
 
     The server scores and continues a known text in several ways, and its figures must agree with each other. Other
     commands probe on first contact; this one always does, and prints the result. It also asks for the same figures of a

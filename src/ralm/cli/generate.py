@@ -61,17 +61,14 @@ def generate_command(
     from ralm.pipeline import open_pipeline
     from ralm.reading.provenance import traced_generation
     from ralm.storage.outputs import check_output_file
-    from ralm.validation import scores_given_texts
+    from ralm.validation import check_scores
 
     if report is not None:
         check_output_file(report, force)
     opened = open_pipeline(pipeline, load=open_model)
     model, source = opened.model, opened.searched
-    if (baseline or report) and not scores_given_texts(model):
-        raise UsageError(
-            f"{pipeline.lm} does not tell the log-probability of a given text, which "
-            f"`{'report' if report else 'baseline'}` needs: leave it out."
-        )
+    if baseline or report:
+        check_scores(model, f"`{'report' if report else 'baseline'}`")
     _warn_of_long_prompts(texts, model, settings.max_length or model.max_length)
     passages = source.passages if source else ()
     pieces = ralm.generate_many(texts, model, settings, source, opened.parts)

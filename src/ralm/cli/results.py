@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import JsonValue
-
 from ralm.cli.output import passage_name, print_line, print_table, with_interval
 from ralm.evaluation import perplexity
 from ralm.evaluation.intervals import NO_INTERVAL, STRETCH, Comparison, Estimate
@@ -30,7 +28,7 @@ def print_evaluation(evaluation: perplexity.Evaluation, out: Path | None) -> Non
     rows, changes = {name: evaluation.reading}, {}
     if evaluation.baseline is not None:
         rows = {"no retrieval": evaluation.baseline, **rows}
-        changes = {} if evaluation.is_bounded else {name: evaluation.change}
+        changes = {name: evaluation.change}
     print_measures(rows, changes)
     for sentence in read.sentences if evaluation.has_source else ():
         print_line(f"  {sentence}")
@@ -47,7 +45,7 @@ def print_measures(rows: Mapping[str, perplexity.Reading], changes: Mapping[str,
     cells = [
         [
             name,
-            *(_measure(shown, measure) for measure in MEASURES),
+            *("-" if math.isnan(figure := to_float(shown[measure])) else f"{figure:.2f}" for measure in MEASURES),
             with_interval(changes[name], "+.1%") if name in changes else "",
             f"{to_float(shown['seconds']):.1f}",
         ]
@@ -59,19 +57,6 @@ def print_measures(rows: Mapping[str, perplexity.Reading], changes: Mapping[str,
     if changes:
         estimates = [*changes.values()]
         print_line(f"  {_about_units(estimates[0].units, next(iter(rows.values())).unit, estimates)}")
-    for name, shown in measures.items():
-        if "exact" in shown:
-            print_line(f"  {name}: {to_float(shown['exact']):.1%} of the tokens are known, the others by bounds")
-
-
-def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
-    """Return a measure, or its bounds, as text."""
-    bounds = measures.get("bounds")
-    ends = bounds[name] if isinstance(bounds, dict) else None
-    if not isinstance(ends, list):
-        return "-" if math.isnan(figure := to_float(measures[name])) else f"{figure:.2f}"
-    lower, upper = map(to_float, ends)
-    return f"{lower:.2f} to {upper:.2f}" if math.isfinite(upper) else f">= {lower:.2f}"
 
 
 def print_sweep(swept: Sweep[Any], out: Path | None) -> None:

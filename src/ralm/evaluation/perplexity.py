@@ -11,29 +11,24 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.errors import RalmWarning, UsageError
+from ralm.errors import RalmWarning
 from ralm.evaluation import SHOWN_TOKENS, report
 from ralm.evaluation.intervals import Column, Estimate, Units, UnitTable, compare, stretches
 from ralm.evaluation.passages_read import PassagesRead
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel, traits_of
+from ralm.protocols import LanguageModel
 from ralm.reading import in_context, provenance, sources
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import score_text
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
-from ralm.validation import check_length
-
-_BOUNDED: Final = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte")
-"""The measures that log-probabilities decide."""
+from ralm.validation import check_length, check_scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,30 +92,17 @@ def _perplexity(nll: float, count: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """A text read in one way; with bounds, `scored` has the lower ones and `upper` the upper ones."""
+    """A text read in one way."""
 
     scored: ScoredTokens
     measures: Measures
     seconds: float
     unit: Literal["documents", "stretches"]
     unit_T: IntArray
-    upper: "Reading | None" = None
-
-    @property
-    def exact_T(self) -> NDArray[np.bool_]:
-        """Whether each target's log-probability is known."""
-        if self.upper is None:
-            return np.ones(len(self.scored), dtype=np.bool_)
-        return np.asarray(self.scored.log_probs_T == self.upper.scored.log_probs_T)
 
     def as_dict(self) -> dict[str, JsonValue]:
-        """Return the measures by name, the worst ones if there are bounds, and the `exact` share of targets."""
-        shown: dict[str, JsonValue] = {**self.measures.as_dict(), "seconds": round(self.seconds, 3)}
-        if self.upper is not None:
-            best, worst = self.upper.measures.as_dict(), self.measures.as_dict()
-            shown["bounds"] = {name: [best[name], worst[name]] for name in _BOUNDED}
-            shown["exact"] = float(self.exact_T.mean())
-        return shown
+        """Return the measures by name."""
+        return {**self.measures.as_dict(), "seconds": round(self.seconds, 3)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,11 +114,6 @@ class Evaluation:
     baseline: Reading | None
     has_source: bool
     passages: Passages
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether some log-probabilities are known by bounds only."""
-        return any(reading is not None and reading.upper is not None for reading in (self.reading, self.baseline))
 
     @property
     def traced(self) -> provenance.TracedText:
@@ -158,21 +135,19 @@ class Evaluation:
 
     @property
     def units(self) -> UnitTable:
-        """The measures of documents or stretches, those of the baseline, and the `change`; none if they are bounds."""
-        scored, columns = self.reading.scored, dict[str, Column]()
-        if not self.is_bounded:
-            columns |= _columns(self.reading)
-            if self.baseline is not None:
-                nlls, none = _nlls(self.reading), _nlls(self.baseline)
-                columns["none_token_perplexity"] = Column(none, "perplexity")
-                columns["change"] = Column(nlls, "perplexity", base=none)
+        """The measures of documents or stretches, those of the baseline, and the `change`."""
+        scored, columns = self.reading.scored, _columns(self.reading)
+        if self.baseline is not None:
+            nlls, none = _nlls(self.reading), _nlls(self.baseline)
+            columns["none_token_perplexity"] = Column(none, "perplexity")
+            columns["change"] = Column(nlls, "perplexity", base=none)
         targets = np.concatenate([scored.tokens_T, scored.positions_T, self.prepared.document_T])
         identity = hashlib.sha256(targets.astype(np.int64).tobytes()).hexdigest()
         return UnitTable(self.reading.unit, identity, columns)
 
     def _repr_html_(self) -> str | None:
-        """Return the page of `ralm report`, which notebooks show; None without a baseline, or if there are bounds."""
-        if self.baseline is None or self.is_bounded:
+        """Return the page of `ralm report`, which notebooks show; None without a baseline."""
+        if self.baseline is None:
             return None
         shown = replace(
             report.build_text_report(self.traced, {}),
@@ -188,10 +163,9 @@ class Evaluation:
         shown: dict[str, JsonValue] = {**self.reading.as_dict(), "read": read.as_json()}
         if self.baseline is not None:
             shown["baseline"] = self.baseline.as_dict()
-            if not self.is_bounded:
-                copied: JsonValue = read.gain_of_near_duplicates(self.traced.contributions)
-                shown["gain"] = {**provenance.gain_as_json(self.traced), "near_duplicates": copied}
-                shown |= self.change.fields("change")
+            copied: JsonValue = read.gain_of_near_duplicates(self.traced.contributions)
+            shown["gain"] = {**provenance.gain_as_json(self.traced), "near_duplicates": copied}
+            shown |= self.change.fields("change")
         return shown
 
 
@@ -237,10 +211,10 @@ def evaluate_text(
         baseline: Score the same targets without passages too.
 
     Returns:
-        The evaluation. Its measures are bounds (`Reading.upper`) if the model lists only its most likely tokens.
+        The evaluation.
 
     Raises:
-        UsageError: Lengths do not fit into the model.
+        UsageError: Lengths do not fit into the model, or it does not score given texts.
         TextError: The text is too short.
         ModelError: `bos` is always, and the tokenizer has no BOS.
     """
@@ -275,19 +249,11 @@ def evaluate_text(
             )
     return Evaluation(
         prepared=prepared,
-        reading=_reading(prepared, scorer, lambda scorer: score_text(prepared, scorer, hits, passages, parts)),
-        baseline=_reading(prepared, scorer, lambda scorer: score_text(prepared, scorer)) if baseline else None,
+        reading=_timed(prepared, lambda: score_text(prepared, scorer, hits, passages, parts)),
+        baseline=_timed(prepared, lambda: score_text(prepared, scorer)) if baseline else None,
         has_source=source is not None,
         passages=passages,
     )
-
-
-def _reading(prepared: PreparedText, scorer: Scorer, score: Callable[[Scorer], ScoredTokens]) -> Reading:
-    if scorer.bounds is None:
-        return _timed(prepared, lambda: score(scorer))
-    lower, upper = (_timed(prepared, partial(score, Scorer(bound))) for bound in scorer.bounds)
-    bounded = replace(lower, upper=upper)
-    return lower if bounded.exact_T.all() else bounded
 
 
 def _timed(prepared: PreparedText, score: Callable[[], ScoredTokens]) -> Reading:
@@ -313,7 +279,6 @@ def _timed(prepared: PreparedText, score: Callable[[], ScoredTokens]) -> Reading
 
 def check_plan(model: LanguageModel, options: PlanOptions) -> None:
     """Raise UsageError if a model cannot read a text with this plan."""
-    if traits_of(model).answers_only:
-        raise UsageError(f"{model.name} answers messages and does not continue texts, so it cannot score a text.")
+    check_scores(model, "a score")
     options.check_documents(1)
     check_length(model, options.max_length)

@@ -61,7 +61,6 @@ class Scorer:
         self._progress = progress
         self._scores: dict[bytes, FloatArray] = {}
         self.traits = traits_of(self.model)
-        self.bounds = self.traits.bounds
 
     @classmethod
     def of(cls, model: LanguageModel) -> "Scorer":

@@ -20,14 +20,13 @@ from ralm.protocols import (
     Reranker,
     Rows,
     WritingModel,
-    traits_of,
 )
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.mixers import Contrast, SimilarityWeights
 from ralm.reading.mixture import mix, similarity_log_weights
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, Passages, PromptPrefix, Readings
-from ralm.validation import check_count, config_of, fault_of_hits, scores_given_texts
+from ralm.validation import check_count, check_scores, config_of, fault_of_hits
 
 _ROUNDING: Final = 1e-5
 
@@ -181,6 +180,11 @@ class Parts:
     def check_scoring(self, model: LanguageModel, what: str) -> None:
         """Raise UsageError if `what` cannot be scored with this mixer and model."""
         self.require_average(what)
+        check_scores(model, what)
+
+    def check_vote(self, model: LanguageModel) -> None:
+        """Raise UsageError if written answers cannot be weighed with this mixer and model."""
+        self.require_average('a vote of `join="answers"`')
         self._require_evidence(model)
 
     def check_generation(self, model: WritingModel) -> None:
@@ -211,11 +215,8 @@ class Parts:
             )
 
     def _require_evidence(self, model: LanguageModel) -> None:
-        if (self.evidence or self.contrasts) and (traits_of(model).bound or not scores_given_texts(model)):
-            raise UsageError(
-                f"{model.name} does not return log-probabilities of given texts, which are the evidence of the mixer "
-                f"{_name(self.mixer)}: choose another mixer, or use a server that returns them."
-            )
+        if self.evidence or self.contrasts:
+            check_scores(model, f"the mixer {_name(self.mixer)}")
 
 
 IN_CONTEXT: Final = Parts()

@@ -77,11 +77,6 @@ class StrideRows:
 
     def _log_probs(self, candidates: Sequence[tuple[int, int]], before: int) -> list[FloatArray]:
         """Return those of the `before` tokens before the targets and of the targets; read rows without a choice too."""
-        if self.scorer.traits.bound:
-            raise UsageError(
-                f"{self.scorer.name} gives bounds of log-probabilities, which rank no passages: leave out `rerank`, "
-                "rank by another `rerank_lm`, or use a server that returns log-probabilities of given texts."
-            )
         plan = self.prepared.plan
         contested = {row for row, _ in candidates}
         rest = [row for row in in_context.rows_with_targets(plan) if row not in contested]

@@ -92,14 +92,10 @@ def sweep(
     With `out`, the folder of the sweep is written atomically; if it is killed, call it again with the same arguments.
 
     Raises:
-        UsageError: There are no points, or the model gives bounds alone.
+        UsageError: There are no points.
     """
     if not points:
         raise UsageError("`points` is empty: give the settings of at least one value.")
-    if scoring.Scorer.of(model).bounds is not None:
-        raise UsageError(
-            f"{model.name} gives bounds of log-probabilities, which do not decide a gain: leave `over` out."
-        )
     if out is not None:
         outputs.check_output(Path(out), kind=SWEEP_KIND, force=force)
     beginning = tokens.read_beginning(text, model.tokenizer, limit_tokens)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.evaluation.perplexity import Evaluation, Reading
+from ralm.evaluation.perplexity import Evaluation
 from ralm.reading.provenance import TracedText, contributions, gains, used_passages
 from ralm.records import NO_PASSAGE, Passage, Passages, Provenance
 
@@ -31,20 +31,20 @@ PASSAGE_COLUMNS: Final = {
     "title": pa.string(),
     "text": pa.string(),
 }
-_LOWER, _UPPER = "_lower", "_upper"
 _CONTRIBUTION_COLUMNS: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(), "hurt": pa.int64()}
 
 
 def build_token_table(evaluation: Evaluation) -> pa.Table:
-    """Return the table with a row per target token, and with bounds if log-probabilities are known by bounds only."""
+    """Return the table with a row per target token."""
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     numbers, inverse_T = np.unique(scored.passages_T, return_inverse=True)
     sources = [None if number == NO_PASSAGE else evaluation.passages[int(number)] for number in numbers]
     found_TK = scored.provenance.passages_TK != NO_PASSAGE
     offsets = pa.array(np.concatenate([[0], found_TK.sum(axis=1).cumsum()]), pa.int32())
     before, texts = evaluation.prepared.token_texts(scored.positions_T)
-    none = gain = pa.nulls(len(scored), pa.float32())
-    if baseline is not None and not evaluation.is_bounded:
+    baseline_log_prob = gain = pa.nulls(len(scored), pa.float32())
+    if baseline is not None:
+        baseline_log_prob = pa.array(baseline.scored.log_probs_T)
         gain = pa.array(gains(scored.log_probs_T, baseline.scored.log_probs_T), pa.float32())
     table = pa.table(
         {
@@ -52,8 +52,8 @@ def build_token_table(evaluation: Evaluation) -> pa.Table:
             "position": scored.positions_T,
             "token": scored.tokens_T,
             "text": pa.array(texts, pa.string()),
-            **_log_prob_columns(evaluation.reading, ""),
-            **(_log_prob_columns(baseline, "baseline_") if baseline else {"baseline_log_prob": none}),
+            "log_prob": scored.log_probs_T,
+            "baseline_log_prob": baseline_log_prob,
             "gain": gain,
             "passage": pa.array(scored.passages_T, mask=scored.passages_T == NO_PASSAGE),
             "document_id": pa.array([s and s.document_id for s in sources], pa.string()).take(pa.array(inverse_T)),
@@ -65,21 +65,13 @@ def build_token_table(evaluation: Evaluation) -> pa.Table:
     return table.replace_schema_metadata({TEXT_BEFORE: before.encode()})
 
 
-def _log_prob_columns(reading: Reading, prefix: str) -> dict[str, pa.Array]:
-    lower_T, name = reading.scored.log_probs_T, f"{prefix}log_prob"
-    if reading.upper is None:
-        return {name: pa.array(lower_T)}
-    bounds = {f"{name}{_LOWER}": pa.array(lower_T), f"{name}{_UPPER}": pa.array(reading.upper.scored.log_probs_T)}
-    return {name: pa.array(lower_T, mask=~reading.exact_T), **bounds}
-
-
 def build_passage_table(evaluation: Evaluation) -> pa.Table:
     """Return the table with a row per passage that was read, the largest contribution first, then those without."""
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     provenance = scored.provenance
     used = used_passages(provenance, evaluation.passages)
     rows = []
-    if baseline is not None and not evaluation.is_bounded:
+    if baseline is not None:
         rows = contributions(provenance, gains(scored.log_probs_T, baseline.scored.log_probs_T))
     rest = [used[number] for number in sorted({*used} - {row.passage for row in rows})]
     contributed = {
@@ -91,7 +83,6 @@ def build_passage_table(evaluation: Evaluation) -> pa.Table:
 
 def build_traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
     """Return the text of a run from its tables; UsageError, which names the `run`, if it has no baseline."""
-    _check_exact(run, tokens)
     tokens = select_columns(run, tokens, _TOKEN_COLUMNS, nullable=("baseline_log_prob",))
     passages = select_columns(run, passages, {**PASSAGE_COLUMNS, "metadata": pa.string()})
     if tokens["baseline_log_prob"].null_count:
@@ -129,14 +120,6 @@ def passage_columns(passages: Passages) -> dict[str, pa.Array]:
         "text": pa.array([passage.text for passage in passages], pa.string()),
         "metadata": pa.array([metadata_to_json(passage.metadata) for passage in passages], pa.string()),
     }
-
-
-def _check_exact(run: Path, tokens: pa.Table) -> None:
-    if any(tokens.schema.get_all_field_indices(f"{name}{_UPPER}") for name in ("log_prob", "baseline_log_prob")):
-        raise UsageError(
-            f"{run} holds bounds of log-probabilities, since its model only lists its most likely tokens: they cannot "
-            "be reported."
-        )
 
 
 @contextmanager

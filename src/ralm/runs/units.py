@@ -81,7 +81,7 @@ def compare_runs(paths: Sequence[Path | str]) -> Comparison:
     Units are the documents of a text, its stretches of 512 targets if it is one document, or questions.
 
     Raises:
-        UsageError: The runs have other targets or questions, or have bounds alone.
+        UsageError: The runs have other targets or questions.
         FolderError: A folder is no run; DamagedFolderError if it is damaged.
     """
     check_strings("paths", paths)
@@ -92,10 +92,5 @@ def compare_runs(paths: Sequence[Path | str]) -> Comparison:
             raise UsageError(
                 f"{folder} and {folders[0]} are runs over different targets or questions: compare runs over the same "
                 "text, with the same tokenizer and the same limit of tokens, or over the same questions and answers."
-            )
-        if not table.columns:
-            raise UsageError(
-                f"{folder} holds bounds of log-probabilities, since its model only lists its most likely tokens: they "
-                "cannot be compared."
             )
     return Comparison([str(folder) for folder in folders], tables)

@@ -4,8 +4,7 @@ What the server returns decides what the model can do; see `ralm.lm.api.backends
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -15,8 +14,9 @@ from ralm.lm.api.answers import END, END_PREDICTION, Prediction, merge_predictio
 from ralm.lm.api.backends import Backend, Capabilities
 from ralm.lm.api.client import Client
 from ralm.lm.api.http import ApiRequest
-from ralm.protocols import UNLIMITED, FullTokenizer, LanguageModel, Tier
+from ralm.protocols import UNLIMITED, FullTokenizer, Tier
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
+from ralm.validation import check_scores
 
 _MAX_KNOWN: Final = 4096
 """Texts with a known prediction before old ones are dropped; each holds its tokens."""
@@ -68,26 +68,15 @@ class ApiModel:
         chosen = self.backend.max_chosen > 0 or (self.backend.scores_prompts and self.backend.config.as_ids)
         return "chosen" if chosen else "top_k"
 
-    @cached_property
-    def bounds(self) -> tuple[LanguageModel, LanguageModel] | None:
-        """The models with lower and upper bounds of log-probabilities, if the server only lists likely tokens."""
-        listed = self.backend.top_logprobs > 0 and not self.backend.is_exact
-        return (_Bound(self, "lower"), _Bound(self, "upper")) if listed else None
+    @property
+    def scores_texts(self) -> bool:
+        """Whether the server returns the log-probabilities of given texts."""
+        return self.backend.is_exact
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """Yield the natural log-probability (float32) of each target; UsageError if the server does not return it."""
-        self.check_exact()
+        check_scores(self, "scoring")
         return self._scores(passes)
-
-    def check_exact(self) -> None:
-        """Raise UsageError if the server does not return the log-probabilities of given texts."""
-        if not self.backend.is_exact:
-            count = self.backend.top_logprobs
-            returned = f"lists {count} next tokens" if count else "returns only text"
-            raise UsageError(
-                f"{self.name} {returned}, so that the log-probability of a given text is not known: use a server that "
-                "returns it (`ralm probe` shows what a server returns)."
-            )
 
     @property
     def answers_only(self) -> bool:
@@ -117,39 +106,6 @@ class ApiModel:
             yield from (self.backend.choice(tokens[:position], [int(tokens[position])]) for position in positions)
 
 
-class _Bound:
-    """The lower or upper bounds of the log-probabilities of a model that lists its most likely tokens."""
-
-    def __init__(self, model: ApiModel, bound: Literal["lower", "upper"]) -> None:
-        self._model = model
-        self.bound = bound
-        self.name = model.name
-        self.max_length = model.max_length
-        self.tokenizer = model.tokenizer
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        return {**self._model.config, "bound": self.bound}
-
-    def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        backend = self._model.backend
-        texts = [sequence.tokens_N[:position] for sequence in passes for position in sequence.targets_P]
-        kept = [backend.keeps_tokens(text) for text in texts]
-        answers = self._model.client.answers(
-            backend.next_token(text) for text, keeps in zip(texts, kept, strict=True) if keeps
-        )
-        predictions = (next(answers) if keeps else END_PREDICTION for keeps in kept)
-        for sequence in passes:
-            tokens = sequence.tokens_N[sequence.targets_P].tolist()
-            yield np.array([self._bound_of(next(predictions), token) for token in tokens], dtype=np.float32)
-
-    def _bound_of(self, prediction: Prediction, token: int) -> float:
-        listed = prediction.listed(token)
-        if listed is not None:
-            return listed
-        return prediction.rest if self.bound == "upper" else -np.inf
-
-
 class ApiContinuations:
     """Texts that are continued, with the server's predictions, which are read several tokens ahead.
 
@@ -161,7 +117,7 @@ class ApiContinuations:
     def __init__(self, model: ApiModel) -> None:
         self._client = model.client
         self._backend = model.backend
-        self._check_exact = model.check_exact
+        self._model = model
         self._name = model.name
         self._max_length = model.max_length
         self._end = model.tokenizer.end_token
@@ -259,7 +215,7 @@ class ApiContinuations:
 
     def chosen(self, texts: Sequence[IntArray], tokens: IntArray) -> NextTokens:
         """Return what `Continuations` does; listed tokens are not requested. UsageError if there are no others."""
-        self._check_exact()
+        check_scores(self._model, "the choice of other tokens")
         values: dict[tuple[int, int], float] = {}
         parts: list[tuple[int, list[int]]] = []
         size = self._backend.max_chosen or 1

@@ -10,7 +10,7 @@ The result is stored. Later processes only compare the greedy tokens: the same o
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -78,7 +78,9 @@ def cache_difference(model: ApiModel) -> float | None:
     """Return how far log-probabilities move, in nats, if a prompt that is new to the server is asked for again."""
     backend, client = model.backend, model.client
     client.identity = ""  # so that the client does not reuse the first answer
-    requests: list[Callable[[IntArray], ApiRequest]] = [] if backend.text_only else [backend.next_token]
+    requests: list[Callable[[IntArray], ApiRequest]] = []
+    if not backend.text_only:
+        requests.append(lambda text: backend.generation(text, 1))
     if backend.scores_prompts:
         requests.append(lambda text: backend.scoring(text, np.arange(1, len(text))))
     differences = []
@@ -86,14 +88,13 @@ def cache_difference(model: ApiModel) -> float | None:
         begin = [] if backend.config.begin is None else [backend.config.begin]
         text = np.append(np.array(begin, dtype=np.int64), model.tokenizer.encode(f"{time.time_ns()} {_TEXT}"))
         [cold], [warm] = (client.answers([request(text)]) for _ in range(2))
-        differences += [abs(before - after) for before, after in _figures(cold, warm)]
+        for before, after in zip(cold, warm, strict=False):
+            pairs = _listed_by_both(before, after) if isinstance(before, Prediction) else [(before, after)]
+            differences += [abs(figure - again) for figure, again in pairs]
     return max(differences, default=None)
 
 
-def _figures(cold: Any, warm: Any) -> Iterable[tuple[float, float]]:
-    """Return the pairs of one figure: of the tokens of a prompt, or of those that both predictions list."""
-    if not isinstance(cold, Prediction):
-        return zip(cold, warm, strict=True)
+def _listed_by_both(cold: Prediction, warm: Prediction) -> list[tuple[float, float]]:
     listed = (
         (float(before), warm.listed(int(token))) for token, before in zip(cold.tokens_C, cold.log_probs_C, strict=True)
     )

@@ -15,7 +15,6 @@ from pydantic import JsonValue
 
 from ralm.errors import ServerError
 from ralm.lm.api.answers import (
-    END_PREDICTION,
     Prediction,
     ServerTokenNames,
     answer_field,
@@ -54,7 +53,7 @@ _WEIGHTS_IN_META: Final = ("n_params", "size")
 """The same for llama.cpp, in `meta`; another quantisation has another size."""
 _TIERS: Final = (
     "1: log-probabilities of given texts (scoring, reranking, ensembles and signals are exact)",
-    "2: the most likely next tokens (greedy answers and ensembles with certified tokens; scores as bounds)",
+    "2: the most likely next tokens (greedy answers and ensembles with certified tokens)",
     "3: text alone (generation with passages in one context; answers that add up over passages)",
 )
 
@@ -139,10 +138,6 @@ class Backend(ABC):
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
         """Return the predictions of the generated tokens, and `END_PREDICTION` if the text ended without a token."""
 
-    def first_generated(self, answer: JsonObject) -> Prediction:
-        """Return the prediction of the first generated token, even without a known id; `END_PREDICTION` if none was."""
-        return next(iter(self.generated(answer, 1)), END_PREDICTION)
-
     def generated_text(self, answer: JsonObject) -> str:
         """Return the generated text."""
         return str(answer_field(answer, *self.text_path) or "")
@@ -198,15 +193,6 @@ class Backend(ABC):
             return predictions if same else [replace(prediction, rest=0.0) for prediction in predictions]
 
         return self.generation_request(text, max_tokens).parsed(parse, lambda: [self._guess()] * max_tokens)
-
-    def next_token(self, text: IntArray) -> ApiRequest:
-        """Return the request for one token, answered with its prediction; none if the server reads other tokens."""
-
-        def parse(answer: JsonObject) -> Prediction:
-            first = self.first_generated(answer)  # a chat template adds tokens
-            return first if not self.continues_own_text or self._reads(text, answer) else END_PREDICTION
-
-        return self.generation_request(text, 1).parsed(parse, self._guess)
 
     def reading(self, tokens: IntArray, begin: int) -> ApiRequest:
         """Return `prompt_request`, answered with `prompt_predictions`."""

@@ -55,12 +55,6 @@ class Completions(Backend):
             predictions, ended = self._predictions(choice, ()), reason == "stop"
         return [*predictions, END_PREDICTION] if ended and len(predictions) < max_tokens else predictions
 
-    @parsing
-    def first_generated(self, answer: JsonObject) -> Prediction:
-        """Return the prediction of the first token, also if its name is ambiguous."""
-        rows = self._rows(answer_field(answer, "choices", 0))
-        return self._prediction(*rows[0], None) if rows else END_PREDICTION
-
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         body: dict[str, JsonValue] = {
             "model": self.model,
