@@ -97,7 +97,6 @@ TOKENIZERS: dict[str, Callable[[Path], PreTrainedTokenizerBase]] = {
     "wordpiece": lambda _: wordpiece_tokenizer(),
     "unigram": lambda _: unigram_tokenizer(),
     "byt5": lambda _: byt5_tokenizer(),
-    "ctrl": ctrl_tokenizer,
 }
 
 

@@ -10,15 +10,7 @@ import numpy as np
 import torch
 from gguf.quants import quantize
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import (
-    Gemma3TextConfig,
-    LlamaConfig,
-    Phi3Config,
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import Gemma3TextConfig, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from tests.tiny_models import random_model
 
@@ -28,8 +20,6 @@ TEXT = (
 SPECIAL = ["<|end|>", "<|im_start|>"]
 TYPES = dict.fromkeys(SPECIAL, gguf.TokenType.CONTROL) | {"<tool>": gguf.TokenType.USER_DEFINED}
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LONG = {"rope_type": "longrope", "partial_rotary_factor": 0.25, "short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0]}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 _SIZES = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": 0,
@@ -46,16 +36,7 @@ CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     ),
     "llama linear": (LlamaConfig, {"rope_parameters": {**_THETA, "rope_type": "linear", "factor": 2.0}}),
     "qwen2": (Qwen2Config, {}),
-    "qwen2 yarn": (Qwen2Config, {"rope_parameters": {**_THETA, **YARN}}),
     "qwen3": (Qwen3Config, {"head_dim": 32}),
-    "phi3": (Phi3Config, {"sliding_window": 8}),
-    "phi3 longrope": (
-        Phi3Config,
-        {
-            "original_max_position_embeddings": 16,
-            "rope_parameters": {**_THETA, **LONG, "original_max_position_embeddings": 16},
-        },
-    ),
     "gemma3": (
         Gemma3TextConfig,
         {"num_hidden_layers": 7, "sliding_window": 8, "head_dim": 32, "query_pre_attn_scalar": 32,
@@ -85,15 +66,14 @@ def write_model(
     settings: Mapping[str, Any] | None = None,
     without: str = "",
     more: Mapping[str, np.ndarray] | None = None,
-    **sharding: int,
 ) -> Path:
     """Write a model and the settings of its tokenizer; `settings` beside those of the model, without the tensors whose
     names contain `without`, with `more`. Matrices are of the type `kind`."""
     config = model.config
     architecture = config.model_type.removesuffix("_text")
-    writer = gguf.GGUFWriter(path, architecture, **sharding)
+    writer = gguf.GGUFWriter(path, architecture)
     for key, value in (model_settings(config, architecture) | dict(tokens) | dict(settings or {})).items():
-        is_whole = key.startswith(("general.", "quantize.", "tokenizer."))
+        is_whole = key.startswith(("general.", "quantize.", "tokenizer.", "split."))
         _add(writer, key if is_whole else f"{architecture}.{key}", value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     for key, weights in model.state_dict().items():
@@ -158,14 +138,8 @@ def model_settings(config: PretrainedConfig, architecture: str) -> dict[str, Any
     if architecture == "gemma3":
         found |= {"attention.sliding_window": config.sliding_window, "final_logit_softcapping": 30.0}
         rope = rope["full_attention"]
-    if architecture == "phi3":
-        found |= {"rope.dimension_count": int(head * rope.get("partial_rotary_factor", 1.0))}
-        found |= {"attention.sliding_window": config.sliding_window or 0}
-        found |= {"rope.scaling.original_context_length": config.original_max_position_embeddings}
-    if rope["rope_type"] in ("linear", "yarn"):
-        found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
-    if rope["rope_type"] == "yarn":
-        found |= {"rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
+    if rope["rope_type"] == "linear":
+        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
     return {**found, "rope.freq_base": float(rope["rope_theta"])}
 
 
@@ -174,9 +148,6 @@ def rope_tensors(config: PretrainedConfig) -> dict[str, np.ndarray]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     rope = config.rope_parameters
-    if rope.get("rope_type") == "longrope":
-        named = {name: rope[f"{name}_factor"] for name in ("short", "long")}
-        return {f"rope_factors_{name}.weight": np.array(one, dtype=np.float32) for name, one in named.items()}
     if rope.get("rope_type") != "llama3":
         return {}
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))

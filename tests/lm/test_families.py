@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
 from ralm.lm.local import engine
-from ralm.lm.local.decoder import CachedDecoder, LocalDecoder, UncachedDecoder
+from ralm.lm.local.decoder import CachedDecoder, LocalDecoder, StateDecoder, UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.local.states import StateDecoder
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
 from ralm.reading.ensemble import Ensemble

@@ -12,9 +12,8 @@ from packaging.version import Version
 from transformers import PreTrainedModel, RwkvForCausalLM
 
 from ralm.errors import ModelError
-from ralm.lm.local.decoder import UncachedDecoder
+from ralm.lm.local.decoder import StateDecoder, UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.local.states import StateDecoder
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.records import IntArray
 from tests.every_family import tiny_family_config, tiny_family_model

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 from ralm import EncoderOptions, load_encoder
 from ralm.lm.local import engine
 from ralm.lm.local.blocks import Blocks
-from ralm.lm.local.decoder import CachedDecoder, UncachedDecoder
+from ralm.lm.local.decoder import CachedDecoder, StateDecoder, UncachedDecoder
 from ralm.lm.local.engine import Engine, Replica, TargetLogits
-from ralm.lm.local.states import StateDecoder
 from ralm.records import IntArray, ScoringSequence
 from ralm.reranking.cross_encoder import load_pair_model
 from ralm.training import encoders, losses

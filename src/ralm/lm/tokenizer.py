@@ -67,7 +67,7 @@ class WithDefaults:
             return self.decode(np.array(ids, dtype=np.int64))
 
         tokens = self.encode(text)
-        spans = align(text, tokens.tolist(), decode, unknown=self.unknown_token, mark="")
+        spans = align(text, tokens.tolist(), decode)
         return tokens, np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
@@ -81,90 +81,35 @@ class WithDefaults:
         return None
 
 
-def align(
-    text: str,
-    tokens: Sequence[int],
-    decode: Callable[[Sequence[int]], str],
-    *,
-    unknown: int | None,
-    mark: str,
-) -> list[Span]:
+def align(text: str, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Span]:
     """Return the span of each token, one for tokens that are text only together; ModelError if there is none."""
-    alignment = _Alignment(text, decode, unknown, mark)
+    decoded = cache(lambda ids: decode(list(ids)))
+    spans: list[Span] = []
+    pending: list[int] = []
+    at = 0
     for token in tokens:
-        alignment.add(token)
-    return alignment.finish()
-
-
-class _Alignment:
-    """The tokens of a text that were added so far, and their spans."""
-
-    def __init__(self, text: str, decode: Callable[[Sequence[int]], str], unknown: int | None, mark: str) -> None:
-        self._text = text
-        self._unknown = unknown
-        self._mark = mark
-        self._decoded = cache(lambda tokens: decode(list(tokens)))
-        self._spans: list[Span] = []
-        self._at = 0
-        """The first character after the tokens that have a span."""
-        self._gap = 0
-        """The number of unknown tokens that follow them."""
-        self._pending: list[int] = []
-        """The tokens after those, whose text was not found yet."""
-
-    def add(self, token: int) -> None:
-        if token == self._unknown and self._gap:
-            self._gap += 1
-            return
-        self._pending.append(token)
-        decoded = self._decoded(tuple(self._pending))
-        without_mark = [decoded.removesuffix(self._mark)] if self._mark and decoded.endswith(self._mark) else []
-        for piece in filter(None, (*without_mark, decoded)):
-            if (span := self._span_of(piece)) is not None:
-                self._close_gap(span[0])
-                self._spans += [span] * len(self._pending)
-                self._at, self._pending = span[1], []
-                return
-        if token == self._unknown and len(self._pending) == 1:
-            self._gap, self._pending = self._gap + 1, []
-        elif len(self._pending) > _MAX_PENDING:
-            raise self._error()
-
-    def finish(self) -> list[Span]:
-        """Return the spans of all tokens; ModelError if tokens are pending or text other than white space is left."""
-        self._close_gap(len(self._text))
-        if self._pending or self._text[self._at :].strip():
-            raise self._error()
-        return self._spans
-
-    def _span_of(self, piece: str) -> Span | None:
-        """Find a piece: next, after white space, or after the unknown tokens of at least one character each."""
-        if self._gap:
-            begin = self._text.find(piece.strip() or piece, self._at + self._gap)
-            return None if begin < 0 else (begin, begin + len(piece.strip() or piece))
-        after_spaces = self._at
-        while after_spaces < len(self._text) and self._text[after_spaces].isspace():
-            after_spaces += 1
-        for begin, expected in ((self._at, piece), (after_spaces, piece.strip())):
-            there = self._text[begin : begin + len(expected)]
-            if expected and (there == expected or there.lower() == expected):
-                return begin, begin + len(expected)
-        return None
-
-    def _close_gap(self, end: int) -> None:
-        """Give the unknown tokens the text between their neighbours: a character each, or else all of it together."""
-        if self._gap:
-            between = range(self._at, end)
-            characters = [at for at in between if not self._text[at].isspace()] or list(between)
-            if not characters:
-                raise self._error()
-            each = [(at, at + 1) for at in characters]
-            self._spans += each if len(each) == self._gap else [(characters[0], characters[-1] + 1)] * self._gap
-            self._at, self._gap = end, 0
-
-    def _error(self) -> ModelError:
-        return ModelError(
+        pending.append(token)
+        if (span := _span_of(decoded(tuple(pending)), text, at)) is not None:
+            spans += [span] * len(pending)
+            at, pending = span[1], []
+        elif len(pending) > _MAX_PENDING:
+            break
+    if pending or text[at:].strip():
+        raise ModelError(
             "the tokenizer returns no character spans, and its tokens do not decode to the text: "
-            f"{self._text[self._at : self._at + 40]!r} was not found. Use a model with a fast tokenizer; your own "
+            f"{text[at : at + 40]!r} was not found. Use a model with a fast tokenizer; your own "
             "tokenizer needs `encode_with_spans`."
         )
+    return spans
+
+
+def _span_of(piece: str, text: str, at: int) -> Span | None:
+    """Find a piece in a text at a place or after the white space that follows there."""
+    after_spaces = at
+    while after_spaces < len(text) and text[after_spaces].isspace():
+        after_spaces += 1
+    for begin, expected in ((at, piece), (after_spaces, piece.strip())):
+        there = text[begin : begin + len(expected)]
+        if expected and (there == expected or there.lower() == expected):
+            return begin, begin + len(expected)
+    return None

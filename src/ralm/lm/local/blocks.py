@@ -11,6 +11,7 @@ Shapes: R rows or blocks, H heads, C columns, S size of a head.
 
 import hashlib
 import json
+import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ BLOCK: Final = 16
 _FIRST_BLOCKS: Final = 64
 """Blocks that there is room for at first; the room doubles."""
 _DIGEST: Final = 16
+_SYSTEM: Final = Path("/proc/meminfo")
+_CONTAINER: Final = Path("/sys/fs/cgroup")
 
 
 class BlockFile:
@@ -232,3 +235,29 @@ def block_keys(text: IntArray) -> list[bytes]:
         digest.update(text[end - BLOCK : end].tobytes())
         keys.append(digest.copy().digest())
     return keys
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that are free on a GPU, or that this process may still take of the main memory."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(_system_bytes(), _container_bytes())
+
+
+def _system_bytes() -> int:
+    """Return what the system has; where it does not say what is free (macOS), half of all."""
+    if not _SYSTEM.is_file():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    kilobytes = dict(line.split(":") for line in _SYSTEM.read_text(encoding="ascii").splitlines())
+    return 1024 * int(kilobytes["MemAvailable"].split()[0])
+
+
+def _container_bytes() -> int:
+    """Return what is left of the limit of the process's container; without one, more than any system has."""
+    limit, used, parts = (_CONTAINER / f"memory.{name}" for name in ("max", "current", "stat"))
+    if not parts.is_file() or not limit.is_file() or (most := limit.read_text(encoding="ascii").strip()) == "max":
+        return 1 << 62
+    sizes = dict(line.split() for line in parts.read_text(encoding="ascii").splitlines())
+    files = int(sizes["active_file"]) + int(sizes["inactive_file"])  # copies of files, which the system drops
+    return max(0, int(most) - int(used.read_text(encoding="ascii")) + files)

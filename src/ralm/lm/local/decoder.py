@@ -5,8 +5,7 @@ keys and values; any other takes its longest known beginning from the blocks of 
 ends of texts are read in padded batches, and then the last tokens of all together, as one column of one batch. Tokens
 that are to be scored after texts are read in the same way, as several columns.
 
-`UncachedDecoder` reads each text whole every time. It serves models whose state is not rows of keys and values, and
-which `states.StateDecoder` cannot continue either.
+`StateDecoder` continues from the state that the model itself returns; `UncachedDecoder` reads texts whole each time.
 
 Shapes: B texts, R rows of distinct texts, N tokens, P targets, C columns of the cache, V vocabulary.
 """
@@ -14,16 +13,16 @@ Shapes: B texts, R rows of distinct texts, N tokens, P targets, C columns of the
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from copy import deepcopy
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from ralm.errors import DeviceMemoryError, ModelError
-from ralm.lm.local.blocks import BLOCK, Blocks
+from ralm.lm.local.blocks import BLOCK, Blocks, free_bytes
 from ralm.lm.local.draw import draw_from_logits
 from ralm.lm.local.engine import TargetLogits, length_thresholds, pad_right, target_log_probs, to_device
-from ralm.lm.local.memory import free_bytes, free_cached_memory
 from ralm.lm.local.rows import CopiedColumns, KeptPrefix, KeyValueRows, copy_columns
 from ralm.records import Draw, Drawn, FloatArray, IntArray, NextTokens, ScoringSequence
 
@@ -71,7 +70,7 @@ class LocalDecoder(ABC):
             pass
         else:
             return
-        free_cached_memory(self._logits.device)
+        torch.cuda.empty_cache()
         fit = self._tokens_that_fit()
         raise DeviceMemoryError(
             f"{self._logits.name} runs out of memory on {self._logits.device} with {len(texts)} texts of up to "
@@ -132,7 +131,7 @@ class CachedDecoder(LocalDecoder):
                     if len(group) == 1:
                         raise
                 self._rows, self._texts, self._most = KeyValueRows(), [], len(group) // 2
-                free_cached_memory(self._logits.device)  # outside the handler, which holds the failed pass's tensors
+                torch.cuda.empty_cache()  # outside the handler, which holds the failed pass's tensors
         return scores
 
     def _score_together(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
@@ -191,7 +190,7 @@ class CachedDecoder(LocalDecoder):
         else:
             self._blocks.read += sum(len(text) - filled[row] for row, text in texts.items())
             return
-        free_cached_memory(self._logits.device)  # outside the handler, which holds the tensors of the failed pass
+        torch.cuda.empty_cache()  # outside the handler, which holds the tensors of the failed pass
         rows = [*texts]
         longest = max(len(text) - filled[row] for row, text in texts.items())
         self._tokens = min(self._tokens, longest * (len(rows) // 2))
@@ -341,3 +340,39 @@ class UncachedDecoder(LocalDecoder):
             parts.append(self._logits(pad_right([texts[row] for row in batch]), torch.arange(len(batch)), last_B))
             order += batch
         return _in_order(torch.cat(parts), np.argsort(order).tolist())
+
+
+class StateDecoder(LocalDecoder):
+    """Texts with the state that the model returns after each: a new text is read whole, one more token costs one token.
+
+    For recurrent models (Mamba, RWKV), hybrids of recurrent and attention layers, models that count positions by the
+    columns of their cache, and models that read all tokens differently beyond a length (LongRoPE). Such a state cannot
+    be rewound, padded or cut into blocks, and every family has a form of its own.
+    """
+
+    def __init__(self, logits: TargetLogits, max_length: int, tokens_per_batch: int | None = None) -> None:
+        super().__init__(logits, max_length, tokens_per_batch)
+        self._states: dict[bytes, dict[str, Any]] = {}
+
+    def _read(self, texts: Sequence[IntArray]) -> torch.Tensor:
+        distinct = {text.tobytes(): text for text in texts}
+        before, self._states = self._states, {}  # until a text is read: a model may change a state before it fails
+        beginnings = [text[:-1].tobytes() for text in distinct.values()]
+        logits = dict[bytes, torch.Tensor]()
+        for number, (key, text) in enumerate(distinct.items()):
+            crosses = any(len(text) == threshold + 1 for threshold in self._thresholds)
+            state = {} if crosses else before.get(beginnings[number], {})
+            if beginnings[number] in beginnings[number + 1 :]:
+                state = deepcopy(state)  # another text continues it, too
+            logits[key], self._states[key] = self._continue(text, state)
+        return torch.stack([logits[text.tobytes()] for text in texts])
+
+    def _continue(self, text: IntArray, state: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Read a text whole, or its last token after a state; return the logits (V) and the state after it."""
+        positions = {}
+        unread = text[-1:] if state else text
+        if state and self._logits.takes_positions:
+            positions["position_ids"] = to_device(torch.tensor([[len(text) - 1]]), self._logits.device)
+        input_1N, last_1 = torch.from_numpy(unread)[None], torch.tensor([len(unread) - 1])
+        logits_1V, after = self._logits.continue_state(input_1N, torch.tensor([0]), last_1, state, **positions)
+        return logits_1V[0], after

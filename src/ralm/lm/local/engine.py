@@ -30,7 +30,6 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from ralm.errors import ModelError
-from ralm.lm.local.memory import free_cached_memory
 from ralm.records import FloatArray, IntArray, ScoringSequence
 
 TOKENS_PER_BATCH: Final = {"cpu": 1, "cuda": 65_536}
@@ -265,7 +264,7 @@ class Replica:
             return self._read(batch, read)
         except torch.OutOfMemoryError:
             pass  # leave the handler, so that the memory of the failed pass is freed
-        free_cached_memory(self.logits.device)
+        torch.cuda.empty_cache()
         # from now on half as much is read at once
         if len(batch) > 1:
             middle = len(batch) // 2

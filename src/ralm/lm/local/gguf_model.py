@@ -1,4 +1,4 @@
-"""Makes transformers models of GGUF files: LLaMA, Mistral and SmolLM (llama), Qwen 2 and 3, Phi-3 and Gemma 3.
+"""Makes transformers models of GGUF files: LLaMA, Mistral and SmolLM (llama), Qwen 2 and 3, and Gemma 3.
 
 The loader of transformers has the same weights, but leaves out settings without a word: the size of heads, biases,
 scaled rotary positions, sliding windows, soft caps, and ends of turns.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ralm.errors import ModelError
-from ralm.lm.local.gguf_file import GgufFile, open_gguf
+from ralm.lm.local.gguf import GgufFile, open_gguf
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -28,7 +28,6 @@ tensors."""
 _END_TOKENS: Final = ("eos", "eot", "eom")
 _UNQUANTISED: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _FREQUENCIES: Final = "rope_freqs.weight"
-_FACTORS: Final = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
 
 def _base_config(file: GgufFile) -> Config:
@@ -37,12 +36,12 @@ def _base_config(file: GgufFile) -> Config:
     heads, width, layers = (positive(key) for key in ("attention.head_count", "embedding_length", "block_count"))
     head = positive("attention.key_length", width // heads)
     if get("attention.value_length", head) != head or not get("attention.causal", True):
-        raise ModelError(f"{file.name}: only causal attention with keys as long as values is supported.")
+        raise ModelError(f"{file.path}: only causal attention with keys as long as values is supported.")
     for name in ("token_embd.weight", f"blk.{layers - 1}.attn_norm.weight"):  # a damaged number may ask for millions
         if name not in tensors:
-            raise ModelError(f"{file.name} lacks the tensor {name}, which its settings ask for.")
+            raise ModelError(f"{file.path} lacks the tensor {name}, which its settings ask for.")
     if len(file.get("tokenizer.ggml.tokens", ())) != tensors["token_embd.weight"].shape[0]:
-        raise ModelError(f"{file.name} is damaged: its tokenizer and token_embd.weight have different sizes.")
+        raise ModelError(f"{file.path} is damaged: its tokenizer and token_embd.weight have different sizes.")
     ids = {name: file.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *_END_TOKENS)}
     ends = list(dict.fromkeys(ids[name] for name in _END_TOKENS if ids[name] is not None))
     return {
@@ -65,20 +64,14 @@ def _base_config(file: GgufFile) -> Config:
 def _rope(file: GgufFile, head: int) -> Config:
     """Return the rotary positions of all `head` numbers of a head, scaled in one of the ways that need no tensor."""
     if file.setting("rope.dimension_count", head) != head:
-        raise ModelError(f"{file.name}: rotary positions in a part of each head are not supported.")
+        raise ModelError(f"{file.path}: rotary positions in a part of each head are not supported.")
     rope: Config = {"rope_theta": file.positive("rope.freq_base", 10_000.0)}
     kind = file.setting("rope.scaling.type", "none")
-    original = file.setting("rope.scaling.original_context_length")
     if kind == "none":
         return {**rope, "rope_type": "default"}
-    rope |= {"rope_type": kind, "factor": file.positive("rope.scaling.factor")}
-    if kind == "linear":
-        return rope
-    if kind != "yarn" or not original:
-        raise ModelError(f"{file.name}: rotary positions with the scaling {kind!r} are not supported.")
-    optional = {key: file.setting(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
-    betas = {key: float(value) for key, value in optional.items() if value is not None}
-    return {**rope, **betas, "original_max_position_embeddings": original}
+    if kind != "linear":
+        raise ModelError(f"{file.path}: rotary positions with the scaling {kind!r} are not supported.")
+    return {**rope, "rope_type": kind, "factor": file.positive("rope.scaling.factor")}
 
 
 def _llama(file: GgufFile) -> "PretrainedConfig":
@@ -86,18 +79,13 @@ def _llama(file: GgufFile) -> "PretrainedConfig":
 
     base = _base_config(file)
     rope = _rope(file, base["head_dim"])
-    if factors := _factors(file, _FREQUENCIES):
+    if _FREQUENCIES in file.tensors:
+        # float32 as the shortest decimals
+        factors = [float(str(number)) for number in file.load(_FREQUENCIES, torch.float32).numpy().reshape(-1)]
         rope = _llama_3(file, rope, base["head_dim"] // 2, factors)
     tensors = file.tensors
     biases = {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
     return LlamaConfig(**base, **biases, rope_parameters=rope)
-
-
-def _factors(file: GgufFile, name: str) -> list[float]:
-    """Return the numbers of a tensor that changes rotary frequencies, float32 as the shortest decimals; or none."""
-    if name not in file.tensors:
-        return []
-    return [float(str(number)) for number in file.load(name, torch.float32).numpy().reshape(-1)]
 
 
 def _llama_3(file: GgufFile, rope: Config, pairs: int, factors: list[float]) -> Config:
@@ -108,7 +96,7 @@ def _llama_3(file: GgufFile, rope: Config, pairs: int, factors: list[float]) -> 
     expected = [1 / ((1 - share) / max(factors) + share) for share in shares]
     is_theirs = len(factors) == pairs and all(map(partial(math.isclose, rel_tol=1e-4), factors, expected))
     if rope["rope_type"] != "default" or not is_theirs:
-        raise ModelError(f"{file.name}: {_FREQUENCIES} scales rotary positions in another way than LLaMA 3.")
+        raise ModelError(f"{file.path}: {_FREQUENCIES} scales rotary positions in another way than LLaMA 3.")
     return {**rope, "rope_type": "llama3", "factor": max(factors), **_LLAMA_3} if max(factors) > 1 else rope
 
 
@@ -119,34 +107,6 @@ def _qwen(config: str, file: GgufFile) -> "PretrainedConfig":
     base = _base_config(file)
     made: PretrainedConfig = getattr(transformers, config)(**base, rope_parameters=_rope(file, base["head_dim"]))
     return made
-
-
-def _phi_3(file: GgufFile) -> "PretrainedConfig":
-    from transformers import Phi3Config
-
-    base = _base_config(file)
-    rotary = file.setting("rope.dimension_count", base["head_dim"])
-    original = file.setting("rope.scaling.original_context_length", base["max_position_embeddings"])
-    factors = {key: _factors(file, name) for key, name in _FACTORS.items()}
-    if any(factors.values()):
-        if not all(factors.values()) or file.setting("rope.scaling.type", "longrope") != "longrope":
-            raise ModelError(f"{file.name}: only LongRoPE with short and long factors is supported.")
-        rope: Config = {
-            "rope_type": "longrope",
-            "rope_theta": file.positive("rope.freq_base", 10_000.0),
-            "attention_factor": file.setting("rope.scaling.attn_factor"),
-            "original_max_position_embeddings": original,
-            **factors,
-        }
-    else:
-        rope = _rope(file, rotary)
-    rope["partial_rotary_factor"] = rotary / base["head_dim"]
-    return Phi3Config(
-        **base,
-        original_max_position_embeddings=original,
-        sliding_window=file.setting("attention.sliding_window") or None,
-        rope_parameters=rope,
-    )
 
 
 def _gemma_3(file: GgufFile) -> "PretrainedConfig":
@@ -174,7 +134,6 @@ _CONFIGS: Final[dict[str, Callable[[GgufFile], "PretrainedConfig"]]] = {
     "llama": _llama,
     "qwen2": partial(_qwen, "Qwen2Config"),
     "qwen3": partial(_qwen, "Qwen3Config"),
-    "phi3": _phi_3,
     "gemma3": _gemma_3,
 }
 
@@ -204,7 +163,6 @@ def load_gguf(name: str, dtype: Any = "auto", device: str = "cpu", **options: An
     # Private: transformers without a folder; GGUF files against their sources.
     model: PreTrainedModel = loader.from_pretrained(None, config=config, state_dict=state, dtype=dtype, **options)
     model.config.name_or_path = name
-    model.config.gguf_sha256 = file.digest.hexdigest()
     return model
 
 
@@ -220,12 +178,12 @@ def _names(file: GgufFile, loader: Any, config: "PretrainedConfig") -> dict[str,
     names = {table.get_name(theirs, (".weight", ".bias")): theirs for theirs in shapes}
     if missing := names.keys() - file.tensors.keys():
         theirs = min(names[name] for name in missing)
-        raise ModelError(f"{file.name} lacks weights that its settings ask for: {theirs} in transformers' names.")
+        raise ModelError(f"{file.path} lacks weights that its settings ask for: {theirs} in transformers' names.")
     if unknown := file.tensors.keys() - names.keys() - file.used:
-        raise ModelError(f"{file.name} has the tensor {min(unknown)}, which is not supported.")
+        raise ModelError(f"{file.path} has the tensor {min(unknown)}, which is not supported.")
     for name, theirs in names.items():
         if (shape := file.tensors[name].shape) != shapes[theirs]:
-            raise ModelError(f"{file.name} has the tensor {name} of shape {shape} instead of {shapes[theirs]}.")
+            raise ModelError(f"{file.path} has the tensor {name} of shape {shape} instead of {shapes[theirs]}.")
     return names
 
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
 from ralm.lm import is_gguf
-from ralm.lm.local import decoder, engine, kernels, loading, memory, probe, tokenization
-from ralm.lm.local.blocks import BlockFile, Blocks, shared_tokens
+from ralm.lm.local import decoder, engine, kernels, loading, probe, tokenization
+from ralm.lm.local.blocks import BlockFile, Blocks, free_bytes, shared_tokens
 from ralm.lm.registry import ModelOptions
 from ralm.lm.scoring import groups_that_fit
 from ralm.protocols import TOKENS_TOGETHER, UNLIMITED, Continuations
@@ -54,7 +54,7 @@ class LocalLanguageModel:
         probe.check_causal(self.model, name, self.max_length)
         self.logits = engine.TargetLogits(self.model, name)
         file = BlockFile(passage_cache_file, lambda: self.config) if passage_cache_file else None
-        free = memory.free_bytes(self.model.device)
+        free = free_bytes(self.model.device)
         most = free // 8 if self.model.device.type == "cuda" else min(free // 8, _MOST_ON_CPU)
         self.blocks = Blocks(most if passage_cache is None else passage_cache, file)
         self.copies = [self.logits, *(engine.TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies)]
@@ -104,7 +104,7 @@ class LocalLanguageModel:
         """How many tokens of texts are continued together: those that take a quarter of the free memory."""
         if self._decoder is not decoder.CachedDecoder:
             return TOKENS_TOGETHER
-        tokens = memory.free_bytes(self.model.device) // (4 * self.blocks.token_bytes)
+        tokens = free_bytes(self.model.device) // (4 * self.blocks.token_bytes)
         return tokens if self.model.device.type == "cuda" else min(tokens, TOKENS_TOGETHER)
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:

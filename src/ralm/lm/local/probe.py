@@ -18,7 +18,6 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from ralm.errors import ModelError, short_message, warn_of_mismatch
 from ralm.lm.local import decoder, engine
 from ralm.lm.local.blocks import Blocks
-from ralm.lm.local.states import StateDecoder
 from ralm.records import FloatArray, IntArray, ScoringSequence
 
 _LENGTH: Final = 8
@@ -68,7 +67,7 @@ def choose_decoder(logits: engine.TargetLogits, max_length: int, blocks: Blocks)
             )
             return decoder.UncachedDecoder
     if can_continue_state(logits, max_length):
-        return StateDecoder
+        return decoder.StateDecoder
     logging.getLogger(__name__).warning(
         "%s: models of the family %s cannot continue from rows of cached keys and values, or from a state that they "
         "return. Generation reads the whole text again for every new token.",
@@ -108,7 +107,7 @@ def can_continue_state(logits: engine.TargetLogits, max_length: int) -> bool:
     third = _grown([*second[::-1], *second[1:3]], 2)
     steps = [first, second, third, _grown(third[1:], 3)]
     tokens = _LENGTH * sum(map(len, steps))
-    states = StateDecoder(logits, max_length, tokens)
+    states = decoder.StateDecoder(logits, max_length, tokens)
     try:
         found_BV = np.concatenate([states.next_tokens(texts).log_probs_BC for texts in steps])
     except Exception as error:  # a model family may fail in any way with its own state

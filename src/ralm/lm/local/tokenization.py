@@ -1,4 +1,8 @@
-"""Encodes and decodes text with the tokenizer of a language model: plain texts, documents and chats."""
+"""Encodes and decodes text with the tokenizer of a language model: plain texts, documents and chats.
+
+A chat is written in the tokenizer's template. To find the span of each message, they are written a second time between
+marks: if the text without the marks is the same, each message stands where its marks were.
+"""
 
 import hashlib
 import json
@@ -6,7 +10,7 @@ import logging
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -16,21 +20,32 @@ from typing import Any, Final
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ralm.errors import ChatError, ModelError, RalmWarning, TextError
+from ralm.errors import ChatError, ModelError, RalmWarning, TextError, installed_version, short_message
 from ralm.lm import is_gguf
-from ralm.lm.local.chat import WrittenChat, chat_with_spans, write_chat
 from ralm.lm.local.loading import check_source, check_tokenizer, loading_errors
 from ralm.lm.tokenizer import Span, align, last_of_user
 from ralm.records import IntArray, Message, SpecialTokens
 from ralm.storage.work import scratch_folder
 
 _LOG: Final = logging.getLogger(__name__)
-_CONTINUES: Final = "@@"
-"""The mark with which some tokenizers end a piece of a word that continues."""
 _ABOVE_IDS: Final = 1 << 32
 _REPLY: Final = "Somebody."
 """A message of the assistant that shows how its turn ends."""
+_KEY_BYTES: Final = 8
+_ASSISTANT: Final = "assistant"
+_FIRST, _LAST, _WITHIN = "0", "1", "2"
+"""The kinds of marks."""
+_AFTER_THOUGHTS: Final = re.compile(r"[>)}\]]\s*(?=\S)")
+"""The possible end of thoughts: a bracket, such as that of </think>, and white space."""
 _SAMPLE: Final = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 </s> <|endoftext|> "
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenChat:
+    """A chat as text, and the span of each message in it, without the white space around the message."""
+
+    text: str
+    spans: Sequence[Span]
 
 
 class ModelTokenizer:
@@ -193,8 +208,7 @@ class ModelTokenizer:
             tokens, spans = encoded["input_ids"], encoded["offset_mapping"]
         else:
             tokens = self._tokenizer.encode(text, add_special_tokens=False, **options)
-            mark = _CONTINUES if self._marks_continuation else ""
-            spans = align(text, tokens, self._decode_plainly, unknown=self.unknown_token, mark=mark)
+            spans = align(text, tokens, self._decode_plainly)
         return np.array(tokens, dtype=np.int64), np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     @cached_property
@@ -205,13 +219,6 @@ class ModelTokenizer:
     def _decode_plainly(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
-    @cached_property
-    def _marks_continuation(self) -> bool:
-        """Whether a piece of a word that continues ends in a mark, which decoding removes before the next piece."""
-        marked = (number for token, number in self._tokenizer.get_vocab().items() if token.endswith(_CONTINUES))
-        piece = next(marked, None)
-        return piece is not None and self._decode_plainly([piece, piece]).count(_CONTINUES) == 1
-
 
 def load_model_tokenizer(
     name: str,
@@ -221,7 +228,7 @@ def load_model_tokenizer(
     """Load a model's tokenizer by hub name, folder or GGUF file; `source` are arguments of `from_pretrained`."""
     check_source(name, source)
     if is_gguf(name):
-        from ralm.lm.local.gguf_tokenizer import load_gguf_tokenizer
+        from ralm.lm.local.gguf import load_gguf_tokenizer
 
         with loading_errors("tokenizer", name):
             return ModelTokenizer(load_gguf_tokenizer(name), template_arguments)
@@ -272,3 +279,93 @@ def _files(tokenizer: PreTrainedTokenizerBase) -> list[str]:
         files = sorted(Path(file) for file in tokenizer.save_vocabulary(str(folder)) or ())
         saved = [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
     return [type(tokenizer).__name__, *added, *saved]
+
+
+def chat_with_spans(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], arguments: Mapping[str, Any]
+) -> WrittenChat:
+    """Write a chat up to the model's answer; ChatError if the template rejects, leaves out or changes a message."""
+
+    def chat_text(chat: Sequence[Message]) -> str:
+        failure = "the chat template of this model rejects these messages"
+        return write_chat(
+            tokenizer, [asdict(message) for message in chat], failure, add_generation_prompt=True, **arguments
+        )
+
+    marks = _Marks(messages)
+    for _ in range(2):  # a template may write the date, which changes at midnight
+        written = marks.remove_from(chat_text(marks.marked))
+        if written.text == chat_text(messages):
+            return written
+    raise ChatError(
+        "the chat template of this model treats these messages in a special way: word them differently, or choose "
+        "another `prompt`."
+    )
+
+
+class _Marks:
+    """Marks around messages, which no message contains, and in those of the assistant after possible thoughts."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+        contents = "\0".join(message.content for message in messages)
+        digest = hashlib.blake2b(contents.encode("utf-8", "replace"), digest_size=_KEY_BYTES)
+        self._key = int.from_bytes(digest.digest())
+
+    @property
+    def marked(self) -> list[Message]:
+        return [replace(message, content=self._marked(place, message)) for place, message in enumerate(self._messages)]
+
+    def _marked(self, place: int, message: Message) -> str:
+        words = message.content.strip()
+        if not words:
+            return message.content
+        first, last, within = (f"~{self._key}.{place}.{kind}~" for kind in (_FIRST, _LAST, _WITHIN))
+        if message.role == _ASSISTANT:
+            words = _AFTER_THOUGHTS.sub(lambda match: match[0] + within, words)
+        return message.content.replace(message.content.strip(), f"{first}{words}{last}")
+
+    def remove_from(self, text: str) -> WrittenChat:
+        """Return the text without the marks, and the spans between them; ChatError if a message is not there."""
+        parts = re.split(rf"~{self._key}\.(\d+)\.(\d)~", text)
+        positions: dict[tuple[int, str], list[int]] = {}
+        length = len(parts[0])
+        for place, kind, following in zip(map(int, parts[1::3]), parts[2::3], parts[3::3], strict=True):
+            positions.setdefault((place, kind), []).append(length)
+            length += len(following)
+        bare = "".join(parts[::3])
+        return WrittenChat(bare, [self._span(place, bare, positions) for place in range(len(self._messages))])
+
+    def _span(self, place: int, text: str, positions: Mapping[tuple[int, str], Sequence[int]]) -> Span:
+        message = self._messages[place]
+        words = message.content.strip()
+        if not words:
+            return 0, 0
+        name = f"the message {message.content[:40]!r} (number {place + 1}, {message.role})"
+        first, within, last = (positions.get((place, kind), []) for kind in (_FIRST, _WITHIN, _LAST))
+        if not (first or within or last):
+            remedy = "choose another `prompt`" if message.role == "user" else "put it into a message of the user"
+            raise ChatError(f"the chat template of this model leaves out {name}: {remedy}.")
+        begins = [*first, *within]
+        if len(last) == 1 and begins and len(first) <= 1:
+            begin, end = min(begins), last[0]
+            if text[begin:end] == words or (message.role == _ASSISTANT and begin <= end):
+                return begin, end
+        raise ChatError(
+            f"the chat template of this model changes {name}: word it differently, or choose another `prompt`."
+        )
+
+
+def write_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], failure: str, **how: Any) -> str:
+    """Write messages in the tokenizer's chat template; ChatError, which begins with `failure`, if it fails."""
+    try:
+        # Private: the keywords of transformers' chat templates; a test of its signature.
+        written = tokenizer.apply_chat_template(messages, tokenize=False, **how)
+    except Exception as error:  # a template is a program of its own, with any error
+        raise ChatError(f"{failure}: {short_message(error)}.") from error
+    if not isinstance(written, str):
+        raise ModelError(
+            f"{installed_version('transformers')} returned a chat as {type(written).__name__}, not as text: this is a "
+            "fault of ralm, please report it."
+        )
+    return written
