@@ -22,8 +22,8 @@ from benchmarks.measuring import print_table
 from benchmarks.scoring import LENGTH, Material, Task, materials
 from ralm.lm.registry import Dtype
 from ralm.lm.scoring import Scorer
-from ralm.reading.in_context import stride_request
 from ralm.reading.mixture import mix, similarity_log_weights
+from ralm.reading.plan import stride_request
 from ralm.records import DoubleArray, FloatArray
 
 DOCUMENTS, STRIDE, TEMPERATURE = 10, 4, 1.0

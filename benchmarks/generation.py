@@ -24,9 +24,9 @@ from transformers.cache_utils import DynamicCache
 from benchmarks.measuring import print_table, random_model
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.registry import Dtype, ModelOptions
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
 from ralm.reading.parts import Parts
+from ralm.reading.readers import Ensemble
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, IntArray, Passage

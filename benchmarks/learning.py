@@ -30,11 +30,10 @@ from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, Document, Hits, IntArray
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
-from ralm.training.candidates import find_candidates, score_candidates
-from ralm.training.examples import Example, queries_of, sample_examples
+from ralm.training.examples import Example, find_candidates, queries_of, sample_examples, score_candidates
 from ralm.training.options import CandidateOptions, ExampleOptions, Precision, RerankerOptions, TrainingOptions
 from ralm.training.reranker import train_reranker
-from ralm.training.signal_writer import make_signals
+from ralm.training.signals import make_signals
 
 PLAIN_SHARE = 8
 """The plain loop reads one of so many pairs of example and candidate."""

@@ -32,8 +32,7 @@ from ralm.lm import model_path
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import Dtype, ModelOptions, load_local_model
 from ralm.lm.scoring import Scorer
-from ralm.reading.in_context import stride_request
-from ralm.reading.plan import PlanOptions, Windows
+from ralm.reading.plan import PlanOptions, Windows, stride_request
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits, Request

@@ -23,10 +23,10 @@ def load(warm: Sequence[Sequence[str]]) -> None:
     """
     from ralm.retrieval.bm25 import build, formula
     from ralm.retrieval.dense import build as dense_build
-    from ralm.training import signal_writer
+    from ralm.training import signals
 
     setattr(build, "get_context", lambda _: multiprocessing.get_context("fork"))  # noqa: B010
-    setattr(signal_writer, "_PART", 5)  # noqa: B010
+    setattr(signals, "_PART", 5)  # noqa: B010
     setattr(build, "_PASSAGES_A_BATCH", 32)  # noqa: B010
     setattr(formula.BuildOptions, "buffered_terms", 400)  # noqa: B010
     setattr(dense_build, "CHUNK", 16)  # noqa: B010

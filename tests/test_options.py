@@ -17,17 +17,16 @@ from ralm.errors import PartError, UsageError
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions
 from ralm.options import annotation, declared, without_none
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import Contrast, PosteriorWeights
+from ralm.reading.mixture import Contrast, PosteriorWeights
 from ralm.reading.plan import PlanOptions
+from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.sampling import GenerationOptions
 from ralm.recipes.catalogue import recipe_named
 from ralm.recipes.folder import RecipeFolder
 from ralm.records import Hits
 from ralm.reranking import PredictiveOptions, ZeroShotOptions
 from ralm.reranking.lexical import Lexical
-from ralm.reranking.random import RandomChoice
+from ralm.reranking.oracle import RandomChoice
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.hybrid import FusionOptions

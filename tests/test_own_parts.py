@@ -10,11 +10,11 @@ import pytest
 from ralm.errors import PartError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.protocols import Documents, Rows
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
-from ralm.reading.mixers import PosteriorWeights
+from ralm.reading.mixture import PosteriorWeights
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.readers import Ensemble
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, Passages, PromptPrefix

@@ -10,11 +10,9 @@ import torch
 from ralm.lm.registry import load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.in_context import InContext
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.readers import Concatenation, Ensemble, InContext
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromFile
 from ralm.reading.tokens import prepare_text

@@ -70,16 +70,13 @@ from .protocols import (
     WritingModel as WritingModel,
 )
 from .reading import ReadingOptions as ReadingOptions
-from .reading.concatenation import Concatenation as Concatenation
-from .reading.ensemble import Ensemble as Ensemble
 from .reading.generate import (
     Prompt as Prompt,
     TokenWriter as TokenWriter,
     generate as generate,
     generate_many as generate_many,
 )
-from .reading.in_context import InContext as InContext
-from .reading.mixers import (
+from .reading.mixture import (
     Contrast as Contrast,
     PosteriorWeights as PosteriorWeights,
     SimilarityWeights as SimilarityWeights,
@@ -87,6 +84,7 @@ from .reading.mixers import (
 )
 from .reading.parts import Parts as Parts
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
+from .reading.readers import Concatenation as Concatenation, Ensemble as Ensemble, InContext as InContext
 from .reading.sampling import GenerationOptions as GenerationOptions
 from .reading.sources import FromFile as FromFile, FromRetriever as FromRetriever
 from .records import (
@@ -102,9 +100,8 @@ from .records import (
     ScoringSequence as ScoringSequence,
 )
 from .reranking.lexical import Lexical as Lexical
-from .reranking.oracle import Oracle as Oracle
+from .reranking.oracle import Oracle as Oracle, RandomChoice as RandomChoice
 from .reranking.predictive import Predictive as Predictive, load_cross_encoder as load_cross_encoder
-from .reranking.random import RandomChoice as RandomChoice
 from .reranking.zero_shot import ZeroShot as ZeroShot
 from .retrieval.bm25.formula import BM25Options as BM25Options, BuildOptions as BuildOptions
 from .retrieval.bm25.search import BM25 as BM25
@@ -134,7 +131,7 @@ from .runs.resume import run_evaluation as run_evaluation, sweep as sweep
 from .runs.run import write_run as write_run
 from .runs.sweep import Sweep as Sweep
 from .runs.units import compare_runs as compare_runs
-from .training.candidates import OnlineExamples as OnlineExamples
+from .training.examples import OnlineExamples as OnlineExamples
 from .training.gains import signal_statistics as signal_statistics
 from .training.options import (
     CandidateOptions as CandidateOptions,
@@ -147,8 +144,7 @@ from .training.options import (
 )
 from .training.reranker import train_reranker as train_reranker
 from .training.retriever import train_query_encoder as train_query_encoder, train_retriever as train_retriever
-from .training.signal_writer import make_signals as make_signals
-from .training.signals import Signals as Signals, open_signals as open_signals
+from .training.signals import Signals as Signals, make_signals as make_signals, open_signals as open_signals
 from .version import __version__ as __version__
 from .worth import (
     HeldOut as HeldOut,

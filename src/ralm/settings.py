@@ -10,7 +10,7 @@ from ralm.grammar import read_keys
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option, check_effects
 from ralm.reading import READERS, ReadingOptions
-from ralm.reading.mixers import MIXERS
+from ralm.reading.mixture import MIXERS
 from ralm.reading.plan import DENSE_QUERY_TOKENS, PlanOptions
 from ralm.reranking import RERANKERS
 from ralm.retrieval.retriever import RETRIEVERS, RetrieverOptions

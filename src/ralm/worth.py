@@ -39,8 +39,7 @@ from ralm.records import NO_PASSAGE, Document, IntArray, Passages, Request
 from ralm.retrieval.expansion import WHOLE, ExpandedPassages
 from ralm.retrieval.index import Index
 from ralm.terminal import track
-from ralm.training.candidates import check_fits, find_candidates
-from ralm.training.examples import Example, queries_of, sample_examples
+from ralm.training.examples import Example, check_fits, find_candidates, queries_of, sample_examples
 from ralm.training.options import ExampleOptions
 from ralm.validation import check_scores
 

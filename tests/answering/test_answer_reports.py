@@ -16,8 +16,8 @@ from ralm.answering.questions import Question
 from ralm.answering.run import sweep_answers
 from ralm.answering.sources import GivenPassages
 from ralm.protocols import WritingModel
-from ralm.reading.concatenation import Concatenation
 from ralm.reading.parts import Parts
+from ralm.reading.readers import Concatenation
 from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.runs.run import verify_folder
 from tests.cli.program import done, failed, printed, ralm

@@ -17,9 +17,9 @@ from ralm.answering.sources import PromptBuilder
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import UniformWeights
+from ralm.reading.mixture import UniformWeights
 from ralm.reading.parts import Parts
+from ralm.reading.readers import Ensemble
 from ralm.reading.sources import FromRetriever
 from tests.cli.program import failed, ralm
 from tests.tiny_models import save_tiny_model

@@ -14,10 +14,10 @@ from ralm.answering.answerer import Answerer
 from ralm.answering.citations import CREDITED, AnswerSource, citations
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import UniformWeights
+from ralm.reading.mixture import UniformWeights
 from ralm.reading.parts import Parts
 from ralm.reading.provenance import TracedText
+from ralm.reading.readers import Ensemble
 from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, ORIGIN, Metadata, Passage, Provenance
 from ralm.serving.text_sources import annotations, name_of, sources_text, web_address

@@ -15,10 +15,9 @@ from ralm.lm.api.tokenizers import PlainTokenizer
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import UniformWeights
+from ralm.reading.mixture import UniformWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
+from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.sources import FromRetriever
 from ralm.records import Message, Passage
 from ralm.reranking.oracle import Oracle

@@ -16,9 +16,9 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import UniformWeights
+from ralm.reading.mixture import UniformWeights
 from ralm.reading.parts import Parts
+from ralm.reading.readers import Ensemble
 from ralm.records import FloatArray, IntArray, NextTokens, Passage, ScoringSequence
 from ralm.storage.store import Store
 from tests.cli.program import failed, ralm

@@ -21,10 +21,9 @@ from ralm.answering.run import run_questions
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import UniformWeights
+from ralm.reading.mixture import UniformWeights
 from ralm.reading.parts import Parts
+from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.sources import FromRetriever
 from ralm.reranking.lexical import ends_of, shared_words, spaced
 from tests.answering.given import PASSAGES, Given, order_for

@@ -14,8 +14,8 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.protocols import WritingModel
-from ralm.reading.concatenation import Concatenation
 from ralm.reading.parts import Parts
+from ralm.reading.readers import Concatenation
 from ralm.records import Passage
 from tests.shared_data import shared
 

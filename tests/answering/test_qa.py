@@ -19,10 +19,9 @@ from ralm.answering.sources import GivenPassages, PromptBuilder
 from ralm.errors import InputError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import UniformWeights
+from ralm.reading.mixture import UniformWeights
 from ralm.reading.parts import Parts
+from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray
 from ralm.reranking.lexical import ends_of, shared_words, spaced

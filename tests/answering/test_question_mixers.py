@@ -18,9 +18,9 @@ from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Documents
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import Contrast, PosteriorWeights
+from ralm.reading.mixture import Contrast, PosteriorWeights
 from ralm.reading.parts import Parts
+from ralm.reading.readers import Ensemble
 from ralm.records import IntArray, PromptPrefix, Readings
 from ralm.storage.store import Store
 from tests.answering.given import PASSAGES, Given

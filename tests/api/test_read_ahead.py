@@ -16,10 +16,10 @@ from ralm import Ensemble, FromRetriever
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.model import ApiContinuations, ApiModel
 from ralm.protocols import WritingModel
-from ralm.reading.bounds import bounds_of
 from ralm.reading.mixture import mix
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.pieces import GeneratedToken
+from ralm.reading.sampling import bounds_of
 from ralm.records import DoubleArray, FloatArray, IntArray, ScoringSequence, TextsAhead
 from tests.api.backings import OfTable
 from tests.api.dialects import VLLM, Dialect, LlamaCppPython, OpenAI

@@ -11,7 +11,7 @@ from ralm.lm.registry import load_language_model
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import FolderKind
-from ralm.training.candidates import OnlineExamples
+from ralm.training.examples import OnlineExamples
 from ralm.training.options import CandidateOptions, ExampleOptions, LSROptions
 from tests.cli.program import MODEL_LENGTH, STORIES, TEXT, Answer, done, failed, printed, ralm
 from tests.test_kills import save_taught_index

@@ -13,10 +13,9 @@ import pytest
 from ralm.errors import RalmWarning, TextError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.protocols import LanguageModel
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.in_context import InContext
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.readers import Ensemble, InContext
 from ralm.reading.sources import FromRetriever
 from ralm.reranking.zero_shot import ZeroShot
 from tests.cli.program import STORIES, done, failed, printed, ralm

@@ -21,16 +21,13 @@ from ralm.lm import TINY
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
 from ralm.protocols import Reader, Reranker
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
-from ralm.reading.in_context import InContext
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions, Semantics, Windows
+from ralm.reading.readers import Concatenation, Ensemble, InContext
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.reranking.oracle import Oracle
-from ralm.reranking.random import RandomChoice
+from ralm.reranking.oracle import Oracle, RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.index import open_index
 from ralm.runs.run import build_report, evaluation_config, open_run, write_run

@@ -22,13 +22,11 @@ from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.harness.model import RalmLM
 from ralm.lm import model_path
 from ralm.lm.registry import load_local_model
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import Prompt, generate_many
-from ralm.reading.in_context import InContext
-from ralm.reading.mixers import PosteriorWeights
+from ralm.reading.mixture import PosteriorWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.readers import Concatenation, Ensemble, InContext
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from tests.campaign import sampled

@@ -10,8 +10,7 @@ from ralm.grammar import keys_of, parse_pairs
 from ralm.harness.model import RalmLM
 from ralm.harness.options import HarnessOptions, parse_arguments
 from ralm.harness.requests import QUESTION_FIELDS, holds, question_of
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
+from ralm.reading.readers import Concatenation, Ensemble
 
 
 def of(text: str) -> HarnessOptions:

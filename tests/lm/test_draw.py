@@ -14,8 +14,7 @@ from ralm.lm.local import draw as draw_module, engine
 from ralm.lm.local.decoder import UncachedDecoder
 from ralm.lm.local.draw import draw_from_logits
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.reading.mixers import Contrast
-from ralm.reading.mixture import similarity_log_weights
+from ralm.reading.mixture import Contrast, similarity_log_weights
 from ralm.reading.parts import Parts
 from ralm.reading.sampling import draw_token
 from ralm.records import Draw, Drawn, NextTokens, PromptPrefix, Readings

@@ -16,9 +16,9 @@ from ralm.lm.local.decoder import CachedDecoder, LocalDecoder, StateDecoder, Unc
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
 from ralm.reading.parts import Parts
+from ralm.reading.readers import Ensemble
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, Request

@@ -11,9 +11,9 @@ from ralm.errors import ModelError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.readers import Ensemble
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, ScoringSequence, SpecialTokens
 from ralm.reranking.oracle import Oracle

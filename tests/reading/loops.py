@@ -7,7 +7,7 @@ import numpy as np
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
 from ralm.reading.generate import TokenWriter
-from ralm.reading.mixers import UniformWeights
+from ralm.reading.mixture import UniformWeights
 from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions

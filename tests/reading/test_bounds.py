@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ralm.errors import UsageError
-from ralm.reading.bounds import bounds_of
 from ralm.reading.mixture import mix
 from ralm.reading.pieces import GeneratedToken
-from ralm.reading.sampling import Sampling, draw_token
+from ralm.reading.sampling import Sampling, bounds_of, draw_token
 from ralm.records import NO_PASSAGE, NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
 
 

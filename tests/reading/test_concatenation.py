@@ -6,9 +6,9 @@ import pytest
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.reading.concatenation import Concatenation, PassageOrder
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions, Semantics
+from ralm.reading.readers import Concatenation, PassageOrder
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import prepare_text

@@ -11,11 +11,11 @@ from hypothesis import given, strategies as st
 from ralm.errors import PartError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
-from ralm.reading.mixers import Contrast
+from ralm.reading.mixture import Contrast
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.readers import Ensemble
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments

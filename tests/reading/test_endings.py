@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings, strategies as st
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import PosteriorWeights
+from ralm.reading.mixture import PosteriorWeights
 from ralm.reading.parts import Parts
+from ralm.reading.readers import Ensemble
 from ralm.reading.score import Ending, are_greedy, read_endings, score_endings
 from ralm.records import IntArray, NextTokens, PromptPrefix, Readings
 from tests.fakes import CountingModel, WordTokenizer

@@ -5,12 +5,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.in_context import stride_request
-from ralm.reading.mixers import UniformWeights
-from ralm.reading.mixture import mix, shares, similarity_log_weights
+from ralm.reading.mixture import UniformWeights, mix, shares, similarity_log_weights
 from ralm.reading.parts import Parts
-from ralm.reading.plan import PlanOptions, Semantics
+from ralm.reading.plan import PlanOptions, Semantics, stride_request
+from ralm.reading.readers import Ensemble
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, prepare_text

@@ -10,11 +10,11 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.protocols import Retriever
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate, generate_many
-from ralm.reading.mixers import SimilarityWeights, UniformWeights
+from ralm.reading.mixture import SimilarityWeights, UniformWeights
 from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken, spans
+from ralm.reading.readers import Ensemble
 from ralm.reading.sampling import GenerationOptions, sample
 from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Hits, Passages

@@ -12,13 +12,11 @@ from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.scoring import Scorer
 from ralm.reading import ReadingOptions
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
-from ralm.reading.in_context import stride_request
-from ralm.reading.mixers import MIXERS, PosteriorWeights
-from ralm.reading.mixture import posterior_log_weights, similarity_log_weights
+from ralm.reading.mixture import MIXERS, PosteriorWeights, posterior_log_weights, similarity_log_weights
 from ralm.reading.parts import Parts
-from ralm.reading.plan import PlanOptions
+from ralm.reading.plan import PlanOptions, stride_request
+from ralm.reading.readers import Ensemble
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
 from ralm.reading.parts import Parts
 from ralm.reading.provenance import (
@@ -18,6 +17,7 @@ from ralm.reading.provenance import (
     total_gain,
     traced_generation,
 )
+from ralm.reading.readers import Ensemble
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Passages, Provenance

@@ -8,10 +8,9 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import ModelError, UsageError
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.in_context import stride_request
 from ralm.reading.parts import Parts
-from ralm.reading.plan import PlanOptions, make_plan
+from ralm.reading.plan import PlanOptions, make_plan, stride_request
+from ralm.reading.readers import Ensemble
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, prepare_text

@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ralm.protocols import Reader, Reranker
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import Prompt, TokenWriter, generate, generate_many
-from ralm.reading.in_context import InContext
 from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken
+from ralm.reading.readers import Concatenation, Ensemble, InContext
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Hits
-from ralm.reranking.random import RandomChoice
+from ralm.reranking.oracle import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reading.loops import written

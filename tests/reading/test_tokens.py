@@ -13,12 +13,11 @@ from tokenizers import processors
 from ralm.errors import ModelError, TextError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
 from ralm.reading.parts import Parts
 from ralm.reading.plan import Bos, PlanOptions, Semantics
 from ralm.reading.provenance import traced_generation
+from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever

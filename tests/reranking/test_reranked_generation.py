@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ralm.errors import UsageError
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
 from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken
+from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import IntArray

@@ -12,20 +12,17 @@ from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reranker
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
-from ralm.reading.in_context import rows_with_targets
 from ralm.reading.parts import Parts
-from ralm.reading.plan import PlanOptions
+from ralm.reading.plan import PlanOptions, rows_with_targets
+from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.rows import StrideRows
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits
-from ralm.reranking.oracle import Oracle
-from ralm.reranking.random import RandomChoice
+from ralm.reranking.oracle import Oracle, RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.random import RandomRetriever
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of

@@ -14,10 +14,10 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError, FolderExistsError, UsageError
 from ralm.evaluation.perplexity import Evaluation, ReadingSettings, evaluate_text
 from ralm.evaluation.report import render_report
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import UniformWeights
+from ralm.reading.mixture import UniformWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.readers import Ensemble
 from ralm.reading.sources import FromRetriever
 from ralm.runs.run import PASSAGES, build_report, evaluation_config, open_run, write_run
 from ralm.terminal import to_json

@@ -12,12 +12,10 @@ from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, ReadingSettings, evaluate_text
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, Retriever
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.in_context import InContext
-from ralm.reading.mixers import UniformWeights
+from ralm.reading.mixture import UniformWeights
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.readers import Concatenation, Ensemble, InContext
 from ralm.reading.sources import FromRetriever
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.zero_shot import ZeroShot

@@ -20,12 +20,10 @@ from ralm.lm.local.decoder import UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.registry import load_local_model
 from ralm.protocols import Reader, WritingModel
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
-from ralm.reading.in_context import InContext
 from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken
+from ralm.reading.readers import Concatenation, Ensemble, InContext
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence

@@ -20,10 +20,9 @@ from ralm.answering.prompts import Conversation, open_prompt
 from ralm.errors import InputError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import PosteriorWeights, UniformWeights
+from ralm.reading.mixture import PosteriorWeights, UniformWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
+from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
 from ralm.serving.options import ServeOptions

@@ -24,7 +24,7 @@ from ralm import (
     generate,
 )
 from ralm.lm.scoring import Scorer
-from ralm.reading.mixers import PosteriorWeights
+from ralm.reading.mixture import PosteriorWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.provenance import traced_generation
 from ralm.reading.score import score_text

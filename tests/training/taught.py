@@ -9,7 +9,7 @@ import numpy as np
 
 from ralm.protocols import Retriever
 from ralm.records import FloatArray, Hits, IntArray, Passage
-from ralm.training.candidates import OnlineExamples
+from ralm.training.examples import OnlineExamples
 from ralm.training.options import ExampleOptions, RetrieverTrainingOptions, TrainingOptions
 from ralm.training.retriever import train_retriever
 

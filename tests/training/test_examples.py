@@ -13,8 +13,7 @@ from ralm.errors import TextError, UsageError
 from ralm.lm.scoring import Scorer
 from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, Document, Passage
-from ralm.training.candidates import find_candidates, score_candidates
-from ralm.training.examples import Example, queries_of, sample_examples
+from ralm.training.examples import Example, find_candidates, queries_of, sample_examples, score_candidates
 from ralm.training.options import ExampleOptions
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer
 

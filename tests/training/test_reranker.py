@@ -20,7 +20,7 @@ from ralm.reranking.predictive import Predictive, load_cross_encoder
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.manifest import read_manifest
-from ralm.training.cross_encoder import CrossEncoderLoss, fitted_rank_weight
+from ralm.training.losses import CrossEncoderLoss, fitted_rank_weight
 from ralm.training.options import RerankerOptions, TrainingOptions
 from ralm.training.reranker import RERANKER_KIND, TrainedReranker, train_reranker
 from ralm.training.signals import Signals

@@ -24,9 +24,8 @@ from ralm.retrieval.dense.search import open_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.vectors import add_vectors, remove_vectors
 from ralm.storage.manifest import read_manifest
-from ralm.training.encoders import EncodersLoss, inner_products, losses_of
+from ralm.training.encoders import EncodersLoss, Refresh, inner_products, losses_of
 from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
-from ralm.training.refresh import Refresh
 from ralm.training.retriever import train_retriever
 from tests.forked import Program, killing, started
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr

@@ -17,7 +17,7 @@ from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, IntArray, ScoringSequence
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import write_manifest
-from ralm.training import signal_writer
+from ralm.training import signals
 from ralm.training.gains import signal_statistics
 from ralm.training.options import TrainingOptions
 from ralm.training.signals import (
@@ -170,7 +170,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signal_writer, "_PART", 8)
+    monkeypatch.setattr(signals, "_PART", 8)
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[i
     """Have the disk be full once, when a third part is to be measured; returns where measured parts begin."""
     measured: list[int] = []
     failed: list[int] = []
-    measure = signal_writer._candidate_file
+    measure = signals._candidate_file
 
     def measuring(examples: Any, part_B: IntArray, retriever: Any) -> bytes:
         first = int(part_B[0])
@@ -248,14 +248,14 @@ def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[i
         measured.append(first)
         return measure(examples, part_B, retriever)
 
-    monkeypatch.setattr(signal_writer, "_candidate_file", measuring)
+    monkeypatch.setattr(signals, "_candidate_file", measuring)
     return measured
 
 
 def failing_at(name: str, *command: object) -> None:
     """Run the command with a function that finds the disk full."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal_writer, name, lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+        patch.setattr(signals, name, lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
         assert ralm(*command).status != 0
 
 

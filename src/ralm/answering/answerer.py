@@ -18,7 +18,7 @@ from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource,
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
-from ralm.reading import concatenation, mixture, pieces
+from ralm.reading import mixture, pieces, readers
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.provenance import TracedText, gain_as_json
 from ralm.reading.sampling import GenerationOptions
@@ -166,7 +166,7 @@ class Answerer:
     def _in_prompt(self, numbers: Sequence[int]) -> Sequence[int]:
         """Return passages, which come best first, in the order in which a prompt has them."""
         reader = self._parts.reader
-        return reader.in_order(tuple(numbers)) if isinstance(reader, concatenation.Concatenation) else numbers
+        return reader.in_order(tuple(numbers)) if isinstance(reader, readers.Concatenation) else numbers
 
     def _compared(
         self,

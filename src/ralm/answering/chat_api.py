@@ -17,7 +17,7 @@ from ralm.lm.api import answers, http
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
 from ralm.protocols import Reader
-from ralm.reading.concatenation import Concatenation
+from ralm.reading.readers import Concatenation
 from ralm.reading.sources import FromRetriever
 from ralm.records import Passage
 

@@ -18,8 +18,8 @@ from ralm.errors import UsageError
 from ralm.evaluation.intervals import Column, Comparison, Units, UnitTable, fields_of
 from ralm.evaluation.retrieval import RetrievalRun
 from ralm.protocols import WritingModel
-from ralm.reading.concatenation import Concatenation
 from ralm.reading.parts import IN_CONTEXT, Parts
+from ralm.reading.readers import Concatenation
 from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, Passage, Passages
 from ralm.storage.store import Store

@@ -23,7 +23,7 @@ from ralm.corpus.files import read_utf8
 from ralm.errors import ChatError, InputError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template, last_of_user
 from ralm.protocols import Reader, Tokenizer
-from ralm.reading.ensemble import Ensemble
+from ralm.reading.readers import Ensemble
 from ralm.reading.tokens import first_tokens
 from ralm.records import IntArray, Message, Passage
 

@@ -14,7 +14,7 @@ from ralm.answering.questions import Question, has_choices, read_choice_question
 from ralm.errors import InputError, UsageError
 from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading import concatenation, rows, sampling, sources, tokens
+from ralm.reading import readers, rows, sampling, sources, tokens
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.records import NO_PASSAGE, NO_READINGS, Hits, IntArray, Passage, Passages, PromptPrefix, Readings
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
@@ -166,7 +166,7 @@ class PromptBuilder:
         encode = partial(self._encoder.encode, demonstrations=text, name=name, conversation=asked)
         documents = _PromptDocuments(question, passages, self._prompt, encode)
         reader = self._parts.reader
-        if isinstance(reader, concatenation.Concatenation) and hits:
+        if isinstance(reader, readers.Concatenation) and hits:
             numbers = tuple(number for number, _ in hits)
             tokens_N = documents.encoded(numbers, reader.hits > 1 if self._official else None, reader.in_order)
             prompts = Readings.single(PromptPrefix(tokens_N, numbers))

@@ -12,11 +12,11 @@ from ralm.evaluation.report import to_float
 from ralm.reading.provenance import TracedText
 from ralm.runs.sweep import SWEEP_PLOT, SWEEP_TABLE, Sweep
 from ralm.terminal import one_line
-from ralm.training import reranker
-from ralm.training.gains import SignalStatistics
 
 if TYPE_CHECKING:
+    from ralm.training.gains import SignalStatistics
     from ralm.training.options import Trained
+    from ralm.training.reranker import TrainedReranker
 
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
@@ -112,7 +112,7 @@ def _print_gain(words: str, gain: Estimate) -> None:
     print_line(f"  {words}{with_interval(gain, '+.4f')}")
 
 
-def print_worth(folder: Path, statistics: SignalStatistics) -> None:
+def print_worth(folder: Path, statistics: "SignalStatistics") -> None:
     """Print the gain of choosing well among the passages of signals."""
     print_line(f"{folder}: {statistics.examples:,} examples with passages to choose from")
     unused = {
@@ -146,7 +146,7 @@ _RETRIEVER: Final = {
 """Gains of a training on held-out documents, in words."""
 
 
-def print_reranker(trained: reranker.TrainedReranker) -> None:
+def print_reranker(trained: "TrainedReranker") -> None:
     """Print the folder of a reranker, and the gain of its choice on held-out documents."""
     gains = trained.held_out
     had_choice = gains is not None and Estimate(**gains["before"]).is_above

@@ -22,9 +22,9 @@ from ralm.evaluation.intervals import Column, Estimate, Units, UnitTable, compar
 from ralm.evaluation.passages_read import PassagesRead
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
-from ralm.reading import in_context, provenance, sources
+from ralm.reading import provenance, sources
 from ralm.reading.parts import IN_CONTEXT, Parts
-from ralm.reading.plan import PlanOptions
+from ralm.reading.plan import PlanOptions, check_plan_before
 from ralm.reading.score import score_text
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
@@ -223,7 +223,7 @@ def evaluate_text(
     options.check_documents(parts.joined)
     parts.check_scoring(scorer, "a score")
     if parts.evidence:
-        in_context.check_plan_before(options, parts.evidence, "`evidence`")
+        check_plan_before(options, parts.evidence, "`evidence`")
     PassageDocuments.planned((), scorer.tokenizer, options)  # raises if special tokens cannot come first
     if parts.ranking_model is not None:
         PassageDocuments.planned((), parts.ranking_model.tokenizer, options)

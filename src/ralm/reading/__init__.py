@@ -3,13 +3,9 @@
 plan.py            the rows of a text: targets, query and context of each stride (In-Context RALM, Eq. 3 and 4)
 tokens.py          texts and passages as token ids
 sources.py         where passages come from: a retriever, or a file
-in_context.py      the best passage before the context (In-Context RALM, Eq. 2)
-concatenation.py   several passages in one context
-ensemble.py        each passage alone
-mixture.py         weights, average and shares of predictions as arrays (REPLUG, Eq. 2 and 3)
-mixers.py          weights of an ensemble: by similarity, uniform, or by evidence; contrast (CAD)
+readers.py         the best passage before the context (In-Context RALM, Eq. 2), several, or each alone
+mixture.py         average and shares of predictions as arrays (REPLUG, Eq. 2 and 3), and mixers, which weigh them
 parts.py           reranker, reader and mixer where they are used, with checks of what they give
-bounds.py          the same if only the top tokens of each prediction are known
 rows.py            what rerankers see of a text or of unfinished prompts
 score.py           scores a text
 sampling.py        options of generation; draws the next token
@@ -27,11 +23,9 @@ from ralm.errors import UsageError
 from ralm.grammar import Catalogue, OwnPart
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Reader
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.in_context import InContext
-from ralm.reading.mixers import MIXERS, UniformWeights
+from ralm.reading.mixture import MIXERS, UniformWeights
 from ralm.reading.parts import Parts
+from ralm.reading.readers import Concatenation, Ensemble, InContext
 from ralm.reranking import RERANKERS
 
 READERS: Final = Catalogue(

@@ -21,10 +21,8 @@ from ralm.protocols import (
     Rows,
     WritingModel,
 )
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.in_context import InContext
-from ralm.reading.mixers import Contrast, SimilarityWeights
-from ralm.reading.mixture import mix, similarity_log_weights
+from ralm.reading.mixture import Contrast, SimilarityWeights, mix, similarity_log_weights
+from ralm.reading.readers import Ensemble, InContext
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, Passages, PromptPrefix, Readings
 from ralm.validation import check_count, check_scores, config_of, fault_of_hits
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ralm.corpus.words import is_spaceless
 from ralm.errors import TextError, UsageError
 from ralm.options import Needs, Option, check_options
-from ralm.records import IntArray
+from ralm.records import IntArray, Request
 
 Semantics = Literal["paper", "official"]
 Windows = Literal["sliding", "blocked", "rolling"]
@@ -270,3 +270,42 @@ def _rolling_windows(text_tokens: int, options: PlanOptions) -> _Columns:
     end_R = np.minimum(np.concatenate([[window + 1], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)
     context_begin_R = np.where(begin_R == 0, 0, end_R - 1 - window)
     return begin_R, end_R, context_begin_R, np.full_like(begin_R, max(0, options.max_length - window))
+
+
+def check_tokens_before(
+    document_tokens: int, tokens: int, advance: int, max_length: int, named: str = "`rerank` tokens"
+) -> None:
+    """Raise UsageError if the last `tokens` of a prefix, `named` so, cannot be scored after a whole document."""
+    if document_tokens + tokens + advance >= max_length:
+        beside = f" beside the {advance} that the window advances at a time" if advance else ""
+        raise UsageError(
+            f"`document_tokens` {document_tokens} and {named} {tokens} do not fit together into {max_length} "
+            f"tokens{beside}: lower one of them."
+        )
+
+
+def check_plan_before(options: PlanOptions, tokens: int, named: str = "`rerank` tokens") -> None:
+    """Check the windows of a plan as `check_tokens_before` does."""
+    if options.windows != "rolling":
+        check_tokens_before(options.document_tokens, tokens, options.advance, options.max_length, named)
+    elif tokens > options.query_tokens:
+        raise UsageError(
+            f"{named} {tokens} are more than the `query_tokens` {options.query_tokens} that rolling windows have "
+            "before their targets: lower it."
+        )
+
+
+def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:
+    """Return the request for targets, and `before` tokens, after [document; context] (In-Context RALM, Eq. 2)."""
+    context_begin = plan.context_begins(row, len(document))
+    target_begin = max(int(plan.first_R[row]) + 1, int(plan.target_begin_R[row]) - before)
+    return Request(
+        document=document,
+        context=tokens[context_begin:target_begin],
+        targets=tokens[target_begin : int(plan.end_R[row])],
+    )
+
+
+def rows_with_targets(plan: Plan) -> Sequence[int]:
+    """Return the rows with targets: all, except first strides that hold only the first token of a document."""
+    return np.flatnonzero(plan.target_begin_R < plan.end_R).tolist()

@@ -10,8 +10,9 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading import in_context, sampling
+from ralm.reading import sampling
 from ralm.reading.parts import Evidence
+from ralm.reading.plan import check_plan_before, check_tokens_before, rows_with_targets, stride_request
 from ralm.reading.tokens import PassageDocuments, PreparedText
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, PromptPrefix, Readings, Request
 from ralm.validation import MAX_COUNT
@@ -55,7 +56,7 @@ class StrideRows:
         scorer, plan = self.scorer, self.prepared.plan
         if model is not None and (not _share_tokens(scorer, model) or plan.options.max_length > model.max_length):
             return self._by_another(candidates, tokens, model)
-        in_context.check_plan_before(plan.options, tokens)
+        check_plan_before(plan.options, tokens)
         targets_R = plan.end_R - plan.target_begin_R
         if model is None:
             scored = self._log_probs(candidates, tokens)
@@ -79,7 +80,7 @@ class StrideRows:
         """Return those of the `before` tokens before the targets and of the targets; read rows without a choice too."""
         plan = self.prepared.plan
         contested = {row for row, _ in candidates}
-        rest = [row for row in in_context.rows_with_targets(plan) if row not in contested]
+        rest = [row for row in rows_with_targets(plan) if row not in contested]
         uncontested = [(row, number) for row in rest for number, _ in self.hits.of(row)[:1] or [(NO_PASSAGE, 0.0)]]
         pairs = sorted([*candidates, *uncontested], key=lambda pair: pair[0])  # neighbours share sequences
         scored = dict(zip(pairs, self.scorer.log_probs(self._requests(pairs, before)), strict=True))
@@ -90,13 +91,13 @@ class StrideRows:
 
     def _requests(self, pairs: Sequence[tuple[int, int]], before: int) -> list[Request]:
         tokens, plan = self.prepared.tokens, self.prepared.plan
-        return [in_context.stride_request(tokens, plan, row, self.documents[number], before) for row, number in pairs]
+        return [stride_request(tokens, plan, row, self.documents[number], before) for row, number in pairs]
 
     def _by_another(self, candidates: Sequence[tuple[int, int]], count: int, model: LanguageModel) -> list[FloatArray]:
         """Return those of another model in its own tokens of the whole text and windows (In-Context RALM, Table 3)."""
         options = self.prepared.plan.options
         max_length = min(options.max_length, model.max_length)
-        in_context.check_tokens_before(options.document_tokens, count, options.advance, max_length)
+        check_tokens_before(options.document_tokens, count, options.advance, max_length)
         encoded = [full_tokenizer(model.tokenizer).encode_with_spans(text) for text in self.prepared.documents]
         texts = {}
         for row in {row for row, _ in candidates}:
@@ -150,7 +151,7 @@ class PromptRows:
         """Return the log-probabilities of the end of each text after a passage."""
         options, ranking = self.options, model or self.model
         max_length = min(options.max_length or ranking.max_length, ranking.max_length)
-        in_context.check_tokens_before(options.document_tokens, tokens, 0, max_length)
+        check_tokens_before(options.document_tokens, tokens, 0, max_length)
         documents, rows = self.documents, {row for row, _ in candidates}
         if model is None or _share_tokens(self.model, model):
             texts = {row: self.prompts[row].text for row in rows}

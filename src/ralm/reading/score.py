@@ -14,9 +14,9 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer, SharedCache, groups_that_fit
 from ralm.protocols import Continuations, LanguageModel, WritingModel, traits_of
-from ralm.reading.in_context import rows_with_targets, stride_request
 from ralm.reading.mixture import mix, shares
 from ralm.reading.parts import IN_CONTEXT, Parts
+from ralm.reading.plan import rows_with_targets, stride_request
 from ralm.reading.rows import StrideRows
 from ralm.reading.sampling import draw_tokens
 from ralm.reading.tokens import PreparedText

@@ -1,11 +1,10 @@
 """Rerankers, which choose among the hits of a row.
 
-oracle.py          the best passage for the text to come (In-Context RALM, Eq. 5)
+oracle.py          the best passage for the text to come (In-Context RALM, Eq. 5); a random one: the control
 zero_shot.py       the best passage for the end of the prefix, by a language model (In-Context RALM, Eq. 6)
 lexical.py         the passage that shares most with the end of the prefix
 predictive.py      the best passage by a trained cross-encoder (In-Context RALM, Eq. 7 and 8)
 cross_encoder.py   cross-encoders through sentence-transformers
-random.py          a random passage: the control
 
 A new reranker is a module with a class that keeps the protocol `Reranker` (`ralm.protocols`), and a line in `RERANKERS`
 below. One with a model has a record of keys of its own, a case in `open_reranker`, and a line in `_SCORES_BY` of
@@ -20,9 +19,8 @@ from ralm.grammar import Catalogue, OwnPart
 from ralm.options import Option, check_options
 from ralm.protocols import LanguageModel, Reranker
 from ralm.reranking.lexical import Lexical
-from ralm.reranking.oracle import CANDIDATES_KEY, Oracle
+from ralm.reranking.oracle import CANDIDATES_KEY, Oracle, RandomChoice
 from ralm.reranking.predictive import CrossEncoder, Predictive, load_cross_encoder
-from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import Ranking, ZeroShot
 
 

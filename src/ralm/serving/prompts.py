@@ -20,7 +20,7 @@ from ralm.evaluation.perplexity import check_plan
 from ralm.lm.scoring import Scorer, merge_requests, split_by_tokens
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
-from ralm.reading import in_context, plan, score
+from ralm.reading import plan, score
 from ralm.reading.mixture import mix, shares
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.sampling import top_tokens
@@ -201,16 +201,16 @@ def _targets(
     _, readings_R = score.rows_and_readings(prepared, scorer, hits, reads.passages, parts)
     places_R = [
         range(int(text_plan.target_begin_R[row]), int(text_plan.end_R[row]))
-        for row in in_context.rows_with_targets(text_plan)
+        for row in plan.rows_with_targets(text_plan)
     ]
-    rows = [*zip(in_context.rows_with_targets(text_plan), places_R, readings_R, strict=True)]
+    rows = [*zip(plan.rows_with_targets(text_plan), places_R, readings_R, strict=True)]
     numbers = model.vocabulary or 1 if top_logprobs else 1
     for group in split_by_tokens(rows, _NUMBERS_AT_ONCE, lambda row: len(row[1]) * len(row[2]) * numbers):
         requests = list[tuple[Request, int]]()
         for row, places, readings in group:
             before = parts.evidence * (len(readings) > 1)
             for prefix in readings:
-                request = in_context.stride_request(prepared.tokens, text_plan, row, prefix.tokens, before)
+                request = plan.stride_request(prepared.tokens, text_plan, row, prefix.tokens, before)
                 requests.append((request, len(places)))
         read = iter(_read(requests, model, scorer, top_logprobs))
         for _, places, readings in group:

@@ -22,7 +22,7 @@ from ralm.errors import ServerError, UsageError
 from ralm.lm.api.answers import tokens_in_answer
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.http import Upstream, UpstreamAnswer
-from ralm.reading.concatenation import Concatenation
+from ralm.reading.readers import Concatenation
 from ralm.records import Passage
 from ralm.serving import answers, audit, chat, errors, indexes, jobs, options, requests, state, text_sources
 from ralm.serving.dialects import DIALECTS, CompletionDialect, RequestBody, message_text

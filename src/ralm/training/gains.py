@@ -5,7 +5,7 @@ Letters of shapes: E examples, K candidates, T tokens of a continuation, R readi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -13,7 +13,9 @@ from pydantic import JsonValue
 from ralm.evaluation.intervals import Estimate, Units, estimate
 from ralm.reading.mixture import mix, similarity_log_weights
 from ralm.records import NO_PASSAGE, DoubleArray, IntArray
-from ralm.training.signals import Signals
+
+if TYPE_CHECKING:
+    from ralm.training.signals import Signals
 
 _TEMPERATURES: Final = 2.0 ** (np.arange(-10, 11) / 2)
 """Temperatures that are tried, in standard deviations of the scores."""
@@ -79,7 +81,7 @@ def encoder_gains(
 
 
 def reranker_gains(
-    signals: Signals, examples_E: IntArray, before_E: IntArray, chosen_E: IntArray
+    signals: "Signals", examples_E: IntArray, before_E: IntArray, chosen_E: IntArray
 ) -> dict[str, JsonValue] | None:
     """Return what the candidates chosen `before` a training and after it (`chosen`), by columns, gain over the `first`.
 
@@ -126,7 +128,7 @@ class SignalStatistics:
     no_preference: int
 
 
-def signal_statistics(signals: Signals) -> SignalStatistics:
+def signal_statistics(signals: "Signals") -> SignalStatistics:
     """Return what choosing among the candidates of signals can gain (`SignalStatistics`)."""
     there_EK = signals.passages_EK != NO_PASSAGE
     several_E, possible_E = signals.has_choice_E, signals.is_possible_E

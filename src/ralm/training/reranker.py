@@ -61,7 +61,7 @@ def train_reranker(
     training_E, development_E, tested_E = split_with_choice(signals, options)
     with training_extra():
         from ralm.reranking.cross_encoder import load_pair_model
-        from ralm.training import cross_encoder, run
+        from ralm.training import losses, run
     check_output(Path(out), kind=RERANKER_KIND, force=force)
     with run.own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
@@ -72,8 +72,8 @@ def train_reranker(
             "reading": asdict(reading),
         }
         if reading.rank_prior:
-            model.rank_weight = cross_encoder.fitted_rank_weight(signals, training_E)
-        trainable = cross_encoder.CrossEncoderLoss(model, signals, index.passages, reading)
+            model.rank_weight = losses.fitted_rank_weight(signals, training_E)
+        trainable = losses.CrossEncoderLoss(model, signals, index.passages, reading)
         before_E = trainable.choices(tested_E)
 
         def results() -> dict[str, JsonValue]:

@@ -33,7 +33,7 @@ from ralm.training.signals import Signals, index_of, open_signals, split_for_tra
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.encoder import SentenceEncoder
-    from ralm.training.candidates import OnlineExamples
+    from ralm.training.examples import OnlineExamples
 
 _MOST_TESTED: Final = 1000
 """The most held-out examples of signals that say what was gained."""
@@ -159,8 +159,7 @@ def train_retriever(
     training_E, development_E, tested_E = split_for_training(examples.documents_E, training)
     with training_extra():
         from ralm.retrieval.dense.encoder import SentenceEncoder
-        from ralm.training.encoders import EncodersLoss
-        from ralm.training.refresh import Refresh
+        from ralm.training.encoders import EncodersLoss, Refresh
         from ralm.training.run import own_randomness, read_trained, train
     if force or not is_trained(Path(out)):
         check_output(Path(out), kind=ENCODER_KIND, force=force)

@@ -1,14 +1,14 @@
-"""Concatenation: several documents in one context, before the text of each stride (In-Context RALM, section 8).
+"""Readers: how the passages of a row stand before its text.
 
-The paper does not say in what order they come or what separates them. Both published codes that read several documents
-at once (In-Context RALM's question answering, REPLUG without ensemble) put the best first, and REPLUG's joins them with
-a newline; so does this module by default. REPLUG's code cuts the joined text, so that the best document may leave no
-room for the others; here that is an option, as is the best document last, next to the text.
+In-context reads the best passage (In-Context RALM, Eq. 2), an ensemble each of several alone (REPLUG, Eq. 2, which
+`ralm.reading.mixture` computes), a concatenation several in one context (In-Context RALM, section 8). The paper does
+not say in what order the latter come or what separates them. Both published codes that read several documents at once
+put the best first, and REPLUG's joins them with a newline; so does this module.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -17,7 +17,55 @@ from ralm.options import Option, Part
 from ralm.protocols import Documents
 from ralm.records import PromptPrefix
 
+MIN_TEMPERATURE: Final = 1e-6
+"""The lowest temperature: the best document has all the weight, and the most likely token is drawn."""
+
 PassageOrder = Literal["best-first", "best-last"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InContext(Part):
+    """Read the best passage of each row (In-Context RALM, Eq. 2)."""
+
+    named: ClassVar = ("reader", "in-context")
+    hits: ClassVar[int] = 1
+
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+        """Return the best passage alone."""
+        number, _ = hits[0]
+        return [PromptPrefix(documents[number], (number,))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensemble(Part):
+    """Read each of the first `documents` hits of a row alone (REPLUG, Eq. 2; 10 documents as in the paper).
+
+    The scores of its prompt prefixes are similarity / `temperature`, with temperature 1 as in the paper.
+    """
+
+    named: ClassVar = ("reader", "ensemble")
+
+    documents: Annotated[int, Option("Passages that are read together.")] = 10
+    temperature: Annotated[
+        float,
+        Option(
+            "Temperature of the softmax over scores.",
+            minimum=MIN_TEMPERATURE,
+            maximum=1 / MIN_TEMPERATURE,
+        ),
+    ] = 1.0
+
+    @property
+    def hits(self) -> int:
+        """The number of passages that are retrieved for a row."""
+        return self.documents
+
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+        """Return one prompt prefix for each of the first `documents` passages, with its score over the temperature."""
+        return [
+            PromptPrefix(documents[number], (number,), score / self.temperature)
+            for number, score in hits[: self.documents]
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
