@@ -27,7 +27,7 @@ from ralm.processes import collect_rarely
 
 _REPOSITORY = Path(__file__).parents[1]
 _LOADED = """
-import ralm.cli, ralm.harness, ralm.lm.api.model, ralm.lm.local.model, ralm.retrieval.index, ralm.serving.process
+import ralm.cli, ralm.harness, ralm.lm.api.model, ralm.lm.local.model, ralm.retrieval.index, ralm.serving.server
 import ralm.training.signals, ralm.training.reranker, ralm.training.retriever, sentence_transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertModel, GPT2LMHeadModel, GPTNeoXForCausalLM
 """

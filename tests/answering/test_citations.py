@@ -20,7 +20,7 @@ from ralm.reading.provenance import TracedText
 from ralm.reading.readers import Ensemble
 from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, ORIGIN, Metadata, Passage, Provenance
-from ralm.serving.text_sources import annotations, name_of, sources_text, web_address
+from ralm.serving.answers import annotations, name_of, sources_text, web_address
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer
 
 PASSAGES = {number: Passage(number, f"d{number}", f"Title {number}", f"Text {number}.") for number in range(4)}

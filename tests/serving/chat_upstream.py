@@ -9,7 +9,7 @@ from typing import Any
 
 from ralm.lm.api.endpoint import Endpoint
 from ralm.reading import ReadingOptions
-from ralm.serving.audit import AuditLog
+from ralm.serving.middleware import AuditLog
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.proxy import ProxyService
 from tests.api.scripted_server import HttpServer, Request

@@ -16,7 +16,7 @@ from ralm.protocols import WritingModel
 from ralm.records import Document
 from ralm.serving.local import LocalService
 from ralm.serving.options import ServeOptions, Settings
-from ralm.serving.process import RalmServer, address_of, bound_socket
+from ralm.serving.server import RalmServer, address_of, bound_socket
 from ralm.serving.state import SearchService, Served
 
 MODEL = "ralm-tiny"

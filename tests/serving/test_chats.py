@@ -25,8 +25,8 @@ from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
+from ralm.serving.answers import text_key
 from ralm.serving.options import ServeOptions
-from ralm.serving.text_sources import text_key
 from tests.chat_models import POSITIONS
 from tests.fakes import CountingModel, WordTokenizer
 from tests.serving.served import local, save_index, serving, tiny
@@ -42,7 +42,7 @@ SAID: list[Any] = [
     {"role": "assistant", "content": "It is deep."},
     {"role": "user", "content": "Who sings in the sea?"},
 ]
-AT_LEAST = "the text of `messages` has at least 7,8"  # hundred tokens of 128 bytes
+AT_LEAST = "`messages` has 1,000,"
 IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
 QUESTION: list[Any] = [{"role": "user", "content": "Who keeps the sheep?"}]
 CONVERSATIONS = (SAID, QUESTION, SAID[3:], SAID[1:2])
@@ -310,19 +310,20 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
         ({"said": [SAID[1], SAID[3]]}, "messages", "rejects these messages: roles must alternate"),
         ({"said": [{"role": "user", "content": " "}]}, "messages", "is empty"),
         ({"said": [{"role": "user", "content": 5}]}, "messages.0.content", "must be text"),
-        ({"said": [{"role": "tool", "content": "5", "tool_call_id": "a"}]}, "messages.0", "tools are not supported"),
+        ({"said": [{"role": "tool", "content": "5"}]}, "messages.0.role", "must be .system."),
+        ({"said": [{**SAID[1], "tool_calls": [{}]}]}, "messages.0.tool_calls", "is not supported"),
         ({"said": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0", "the type image_url; only text is"),
         ({"said": [{"role": "user", "content": ["a"]}]}, "messages.0.content.0", "only text is supported"),
         ({"said": [{"role": "user", "content": "\ud800"}]}, None, "lone surrogate"),
-        ({"said": [{"role": "user</s>", "content": "a"}]}, "messages.0.role", "should be .system., .developer"),
+        ({"said": [{"role": "user</s>", "content": "a"}]}, "messages.0.role", "must be .system., .developer"),
         ({"ralm": {"stride": 4}}, "ralm.stride", "has no effect in a chat"),
         ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
         ({"ralm": {"sources": "footnotes"}}, "ralm.sources", "sources"),
         ({"ralm": {"query": " "}}, "ralm.query", "is empty"),
         ({"ralm": {"index": "../other"}}, "ralm.index", "is not served"),
-        ({"message": []}, "message", "the nearest is `messages`"),
+        ({"message": []}, "message", "is not supported"),
         ({"said": [{"role": "user", "contents": "a"}]}, "messages", "is empty"),
-        ({"ralm": {"source": "text"}}, "ralm.source", "the nearest is `sources`"),
+        ({"ralm": {"source": "text"}}, "ralm.source", "is not supported"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

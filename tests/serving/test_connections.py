@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from ralm.records import IntArray, NextTokens
-from ralm.serving import process
+from ralm.serving import server
 from ralm.serving.options import Limits, ServeOptions
-from ralm.serving.process import bound_socket
+from ralm.serving.server import bound_socket
 from tests.api.backings import OfTable
 from tests.serving.process import running
 from tests.serving.served import MODEL, PROMPTS, local, serving, tiny
@@ -104,7 +104,7 @@ def test_the_server_ends_beside_a_client_that_does_not_read() -> None:
 
 
 def test_a_client_that_does_not_read_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_UNREAD_SECONDS", 1)
+    monkeypatch.setattr(server, "_UNREAD_SECONDS", 1)
     with serving(local(tiny())) as url, sent(url, whole(FULL)) as unread:
         until(lambda: 'status="200"} 1.0' in httpx.get(f"{url}/metrics").text.partition("completions")[2], 60)
         assert b"[DONE]" not in received(unread)

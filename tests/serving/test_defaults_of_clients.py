@@ -59,7 +59,6 @@ def test_a_seed_of_null_and_logprobs_of_zero_pass(client: httpx.Client) -> None:
     for more in ({"seed": None}, {"top_logprobs": 0}):
         assert answer(client, "/v1/chat/completions", more).status_code == 200
     assert answer(client, "/v1/completions", {"n": 2, "best_of": 1}).status_code == 200
-    assert answer(client, "/v1/completions", {"n": 2, "best_of": 2}).status_code == 200
 
 
 @pytest.mark.parametrize("more", [{"name": None}, {"name": "Ann"}, {"cache_control": {"a": 1}}, {"\u00e4\n": 1}])

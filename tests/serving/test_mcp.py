@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ralm import Document
-from ralm.serving.audit import AuditLog
+from ralm.serving.middleware import AuditLog
 from ralm.serving.state import SearchService
 from tests.serving.served import DOCUMENTS, save_index, served, serving
 
@@ -87,7 +87,7 @@ def test_wrong_calls_are_sentences_that_a_model_can_read(asked: Callable[[Any], 
             ("search", {"query": " "}, "`query` is empty: give at least one word."),
             ("search", {"query": "a", "k": 0}, "`k` must be from 1 to 100."),
             ("search", {"q": "a"}, "`query` is missing."),
-            ("search", {"query": "a", "top": 2}, "`top` is not a field of this request"),
+            ("search", {"query": "a", "top": 2}, "`top` is not supported"),
             ("search", {"query": "a", "index": "none"}, "`index` 'none' is not served; the indexes are: few, more."),
             ("search", {"query": "a" * 300_000}, "`query` has 300,000 bytes, and the limit is 262,144"),
             ("search", {"query": "a", "filters": "1 + " * 9_000 + "1"}, "`filters` has 36,001 bytes"),
@@ -95,7 +95,7 @@ def test_wrong_calls_are_sentences_that_a_model_can_read(asked: Callable[[Any], 
                 ("fetch", {"id": f"few/{number}"}, f"there is no passage few/{number} here")
                 for number in ("99", "000000000000000000999999", "9" * 500, "-1", "\u0663", "")
             ),
-            ("fetch", {"id": "few/0", "neighbours": -1}, "`neighbours` is wrong"),
+            ("fetch", {"id": "few/0", "neighbours": -1}, "`neighbours` must be greater than or equal to 0"),
         ):
             answer = await client.call_tool(tool, arguments)
             assert answer.is_error

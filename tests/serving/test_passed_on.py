@@ -46,16 +46,12 @@ def test_an_ensemble_cannot_be_passed_on() -> None:
 def test_the_command(index: Path, tmp_path: Path) -> None:
     upstream = ChatUpstream()
     with upstream.server as api:
-        arguments = ("--lm", f"{api.url}#{NAME}", "--index", f"few={index}", "--query", "rewrite", "--documents", 1)
+        arguments = ("--lm", f"{api.url}#{NAME}", "--index", f"few={index}", "--documents", 1)
         with running(*arguments, RALM_API_KEY="sk-upstream", RALM_CACHE=str(tmp_path)) as served:
             assert "requests to" in served.wait_for("are passed on as they are")
             body = {"model": NAME, **QUESTION}
-            answer, of_two = (
-                httpx.post(f"{served.url}/v1/chat/completions", json={**body, **more}, timeout=60).json()
-                for more in ({}, {"ralm": {"query": "sea by night"}})
-            )
-            assert answer["ralm"]["query"] == "The whales sing \U0001f40b [1]."
-            assert len(of_two["search_results"]) == 1
+            answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).json()
+            assert len(answer["search_results"]) == 1
             assert upstream.last.key == "sk-upstream"
 
 

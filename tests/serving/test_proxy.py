@@ -258,14 +258,14 @@ def test_places_for_passages(upstream: ChatUpstream, url: str) -> None:
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "other"}, 404, "the model 'other' is not served; the models are: hosted/chat-1, hosted/chat-1:few"),
-    ({"model": 3}, 400, "`model` must be text."),
+    ({"model": 3}, 400, "`model` must be a valid string."),
     (
         {"ralm": {"reader": "ensemble"}},
         400,
         "`reader` ensemble has no effect here, where requests are passed on: leave it out.",
     ),
     ({"ralm": {"gain": True}}, 400, "`gain` has no effect here, where requests are passed on: leave it out."),
-    ({"ralm": {"document": 3}}, 400, "`ralm.document` is not a field of this request; the nearest is `documents`."),
+    ({"ralm": {"document": 3}}, 400, "`ralm.document` is not supported: leave it out."),
     ({"ralm": {"index": "none"}}, 400, "`index` 'none' is not served; the indexes are: few."),
     ({"ralm": {"documents": 101}}, 400, "`documents` must be at most 100 here, not 101."),
     *(({"n": count}, 400, "`n` must be a whole number of at most 128 here.") for count in (129, 2.0, "2")),
@@ -283,29 +283,6 @@ def test_what_is_refused_here(
     answer = posted(url, {"messages": ASKED, **more})
     assert (answer.status_code, answer.json()["error"]["message"][: len(message)]) == (status, message)
     assert len(upstream.server.posts) == before
-
-
-def test_a_query_that_the_model_rewrites(index: Path) -> None:
-    with passing_on(index, query="rewrite") as (upstream, url):
-        upstream.reply, own = lambda request: reply(request), upstream.reply  # type: ignore[method-assign]
-        upstream.server._reply = upstream.reply
-
-        def reply(request: Any) -> Reply:
-            asks = "search query" in str(request.body.get("messages"))
-            query = {"content": "<think>\nhm\n</think>\n\nsheep dog hill\n"}
-            return Reply({"choices": [{"message": query}], "usage": USAGE}) if asks else own(request)
-
-        answer = posted(url, {"messages": TURNS, "stream": True})
-        asked, sent = upstream.server.posts
-        assert asked.body["messages"][0]["content"].endswith(
-            "\n\nsystem: Be brief.\nuser: Tell me of the sea.\nassistant: It is deep.\nuser: " + QUESTION
-        )
-        assert "[1] The Hill" in sent.body["messages"][-1]["content"]
-        told = next(one["ralm"] for one in events_of(answer.text.removeprefix(": waiting\n\n")) if "ralm" in one)
-        assert (told["query"], told["query_usage"]) == ("sheep dog hill", USAGE)
-        upstream.server._reply = lambda _: Reply({"error": {"message": "slow down"}}, 429, {"Retry-After": "7"})
-        answer = posted(url, {"messages": TURNS})
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
 
 
 SYSTEM = {"role": "system", "content": [{"type": "input_text", "text": "Be brief."}]}

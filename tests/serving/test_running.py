@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from ralm.errors import UsageError
-from ralm.serving.process import address_of, bound_socket
+from ralm.serving.server import address_of, bound_socket
 from tests.cli.program import ralm
 from tests.serving.process import running
 from tests.serving.served import DOCUMENTS, MODEL, events_of, save_index

@@ -22,8 +22,6 @@ from ralm.settings import LM_ARGS
 _DEMO = Path("ralm-demo")
 _UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length")
 """Options without effect on a server that passes requests on."""
-_API = Needs("a model behind an API", lambda command: is_api(command.lm or ""))
-_AUDIT = Needs("`audit_log`", lambda command: command.audit_log is not None)
 _MODEL = Needs("`lm`", lambda command: command.demo or command.lm is not None)
 _PASSAGES = Needs("`index`", lambda command: command.demo or bool(command.index))
 _READING = Needs("`lm` and `index`", lambda command: command.demo or bool(command.lm and command.index))
@@ -51,7 +49,7 @@ def serve_command(
     ),
     serving: Annotated[
         ServeOptions,
-        Option("How the server works.", inner={**dict.fromkeys(("name", "allow", "prompt"), _MODEL), "query": _API}),
+        Option("How the server works.", inner=dict.fromkeys(("name", "allow", "prompt"), _MODEL)),
     ],
     retrieval: Annotated[
         RetrieverOptions, Option("How passages are retrieved.", needs=_PASSAGES, without=("forbidden_titles",))
@@ -77,9 +75,6 @@ def serve_command(
         Path | None,
         Option("File to which a line of JSON is appended for each request: who asked when, and which passages it got."),
     ] = None,
-    audit_texts: Annotated[
-        bool, Option("Write prompts, answers and passages into the audit log too.", needs=_AUDIT)
-    ] = False,
     model_options: Annotated[ModelOptions, replace(LM_ARGS, needs=_MODEL)],
 ) -> None:
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
@@ -95,11 +90,10 @@ def serve_command(
     plan = options.with_query_tokens(plan, retrieval, user_flags)
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
-        from ralm.serving.audit import AuditLog
         from ralm.serving.local import LocalService
-        from ralm.serving.middleware import open_key
+        from ralm.serving.middleware import AuditLog, open_key
         from ralm.serving.options import Settings
-        from ralm.serving.process import bound_socket, run_server
+        from ralm.serving.server import bound_socket, run_server
         from ralm.serving.state import ModelService, SearchService, Served
 
     folders = {"python": _DEMO / "index"} if demo else index_folders(index)
@@ -116,7 +110,7 @@ def serve_command(
             settings=Settings(retrieval=retrieval, reading=reading, plan=plan),
             folders=folders,
             key=open_key(serving.host),
-            audit=None if audit_log is None else AuditLog(audit_log, texts=audit_texts),
+            audit=None if audit_log is None else AuditLog(audit_log),
         )
         if lm is None:
             names = ", ".join(folders)

@@ -1,13 +1,15 @@
-"""What completions and chats share: the texts that a request writes, and the JSON of the response that they become.
+"""What completions and chats share: the texts that a request writes, and the JSON of the response and its sources.
 
 Runs in the thread of the request, since it decodes tokens.
 """
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
 from itertools import accumulate
 from secrets import token_hex
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
@@ -16,14 +18,19 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.answering.answerer import SourcedAnswer
+from ralm.answering.citations import AnswerSource
 from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
 from ralm.reading.provenance import contributions, passage_as_json, token_as_json, total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Provenance
-from ralm.serving import audit, indexes, options, prompts, requests, text_sources
+from ralm.serving import middleware, options, requests, state
 from ralm.serving.model import SharedModel
+from ralm.terminal import one_line
 
 _MIN_LOG_PROB: Final = -9999.0
 """The log-probability of an impossible token in OpenAI's API; JSON has no infinity."""
+_ADDRESSES: Final = ("url", "source", "link", "uri")
+"""Metadata with the address of a document, in order of preference; then its id."""
+_WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
 ResponseJson: TypeAlias = dict[str, JsonValue]
 _Body = TypeVar("_Body", bound=requests.TextRequest)
 
@@ -65,7 +72,7 @@ class ServedAnswer(ABC, Generic[_Body]):
     id_prefix: str
     unused_config: tuple[str, ...] = ()
 
-    def __init__(self, body: _Body, model: SharedModel, reads: indexes.ReadConfig, limits: options.Limits) -> None:
+    def __init__(self, body: _Body, model: SharedModel, reads: state.ReadConfig, limits: options.Limits) -> None:
         self.prompt_tokens = 0
         self._body = body
         self._model = model
@@ -105,14 +112,12 @@ class ServedAnswer(ABC, Generic[_Body]):
         if usage:
             yield {**head, "choices": [], "usage": self._usage()}
 
-    def fill(self, entry: audit.AuditEntry) -> None:
-        """Add tokens, passages and texts to the audit log; also of an answer that was not written to its end."""
+    def fill(self, entry: middleware.AuditEntry) -> None:
+        """Add tokens and passages to the audit log; also of an answer that was not written to its end."""
         entry.prompt_tokens, entry.completion_tokens = self.prompt_tokens, self.written_tokens
         ranks = {number: rank for rank, number in enumerate(self._shared, 1)} | self._reads.parts.ranks
-        index = self._reads.settings.index
-        entry.passages = [(index, self._reads.passages[number], rank) for number, rank in ranks.items()]
-        for choice in self._choices:
-            entry.wrote(choice.number, choice.text)
+        passages = ((rank, self._reads.passages[number]) for number, rank in ranks.items())
+        entry.add_passages(self._reads.settings.index, passages)
 
     @abstractmethod
     def _write(self) -> Iterator[WrittenText]:
@@ -158,7 +163,7 @@ class ServedAnswer(ABC, Generic[_Body]):
         }
 
     def _url(self, passage: Passage) -> str | None:
-        return text_sources.web_address(passage)
+        return web_address(passage)
 
     def _new_sources_json(self, added: WrittenText) -> ResponseJson:
         """Return the field of a piece with some tokens of a choice, and the passages that no earlier piece has."""
@@ -172,14 +177,11 @@ class ServedAnswer(ABC, Generic[_Body]):
 
     def _tokens_json(self, tokens: Sequence[GeneratedToken]) -> list[JsonValue]:
         """Return tokens, each with its passages."""
-        return [self._token_json(token) for token in tokens]
-
-    def _token_json(self, token: GeneratedToken) -> ResponseJson:
-        self._note(token.passages_K.tolist())
-        name, log_prob = self._label(token.token), log_prob_json(token.log_prob)
-        shown = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
-        if isinstance(token, prompts.ScoredToken) and token.gain is not None:
-            shown["gain"] = finite(token.gain)
+        shown: list[JsonValue] = []
+        for token in tokens:
+            self._note(token.passages_K.tolist())
+            name, log_prob = self._label(token.token), log_prob_json(token.log_prob)
+            shown.append(token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K))
         return shown
 
     def _note(self, numbers: Sequence[int]) -> None:
@@ -228,3 +230,62 @@ def log_prob_json(log_prob: float) -> float | None:
 def finite(value: float) -> float | None:
     """Return the number; None if it is infinite or NaN, which JSON does not have."""
     return value if np.isfinite(value) else None
+
+
+def web_address(passage: Passage) -> str | None:
+    """Return the web address of the document of a passage, at its page; None if it has none."""
+    texts = [*(passage.metadata.get(name) for name in _ADDRESSES), passage.document_id]
+    address = next((text for text in texts if isinstance(text, str) and _WEB.fullmatch(text)), None)
+    page = page_of(passage)
+    return address if address is None or page is None or "#" in address else f"{address}#page={page}"
+
+
+def page_of(passage: Passage) -> int | None:
+    """Return the page of its document that a passage is from, counted from 1; None if the format has none."""
+    page = passage.metadata.get("page")
+    return page if isinstance(page, int) and page > 0 else None
+
+
+def name_of(passage: Passage) -> str:
+    """Return the title of a passage, or else the id of its document, and its page, as one line."""
+    page = page_of(passage)
+    name = " ".join(passage.title.split()) or passage.document_id
+    return one_line(name if page is None else f"{name}, page {page}")
+
+
+def text_key(passage: Passage) -> str:
+    """Return a hash of the text of a passage, which names it in its document as long as it has this text."""
+    return blake2b(passage.text.encode(), digest_size=6).hexdigest()
+
+
+def sources_text(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> str:
+    """Return the sources that an answer is known to come from, as text to stand behind it; empty without any."""
+    cited = [source for source in sources if source.answer_spans]
+    cited.sort(key=lambda source: (source.number or 0, -(source.gain or 0)))
+    lines = [
+        f"\n[{source.number or place}] {name_of(source.passage)}: {address(source.passage)}"
+        + "".join(f' "{one_line(words)}"' for words in source.quoted_words)
+        for place, source in enumerate(cited, 1)
+    ]
+    return "\n\nSources:" + "".join(lines) if lines else ""
+
+
+def annotations(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> list[JsonValue]:
+    """Return the parts of an answer that are known to come from passages, in its order, as OpenAI's API names them."""
+    spans = sorted(((span, source) for source in sources for span in source.answer_spans), key=lambda pair: pair[0])
+    return [
+        {
+            "type": "url_citation",
+            "url_citation": {
+                "start_index": begin,
+                "end_index": end,
+                "url": address(source.passage),
+                "title": name_of(source.passage),
+                "document_id": source.passage.document_id,
+                "place": source.passage.place,
+                "page": page_of(source.passage),
+                "quotes": [*source.quoted_words],
+            },
+        }
+        for (begin, end), source in spans
+    ]

@@ -79,13 +79,10 @@ class Batcher:
 
     A step reads at most `chunk` tokens of new texts, and of sequences to score (at least one sequence). The texts of a
     step have at most `cache` tokens, padding included; requests that do not fit wait, the oldest go first. `failed` is
-    the error that ended the thread, if any; `steps`, `texts`, `seconds` and `passes` count steps, their texts and
-    seconds, and scored sequences.
+    the error that ended the thread, if any.
     """
 
     def __init__(self, model: WritingModel, chunk: int, cache: int) -> None:
-        self.steps = self.texts = self.passes = 0
-        self.seconds = 0.0
         self.failed: BaseException | None = None
         self._model = model
         self._chunk = chunk
@@ -99,6 +96,7 @@ class Batcher:
         self._numbers = count()
         self._changed = threading.Condition()
         self._closed = False
+        self._steps = 0
         self._patient_until = 0.0
         """When a step begins without the expected requests, by `time.perf_counter`."""
         self._failures_logged: set[str] = set()
@@ -194,8 +192,7 @@ class Batcher:
             self._draw(drawings)
             end = time.perf_counter()
             self._patient_until = end + _PATIENCE * (end - begin)
-            self.seconds += end - begin
-            self.steps += 1
+            self._steps += 1
         if scorings := self._next_sequences():
             self._score(scorings)
 
@@ -213,7 +210,7 @@ class Batcher:
         for drawing in taken:
             drawing.read = drawing.read or [self._read_before(text) for text in drawing.texts]
         chunk = self._chunk if hasattr(self._continuations, "known") else sys.maxsize
-        for drawing in taken if self.steps % 2 else sorted(taken, key=lambda drawing: sum(drawing.unread)):
+        for drawing in taken if self._steps % 2 else sorted(taken, key=lambda drawing: sum(drawing.unread)):
             if max(drawing.unread, default=0) > 1:
                 chunk = drawing.advance(chunk)
             else:
@@ -261,20 +258,18 @@ class Batcher:
         self._rows = set()
         drawn = iter(draw_tokens(self._continuations, [*texts.values()], draws))
         self._rows = {*texts}
-        self.texts += len(texts)
         for drawing in ready:
             self._end(drawing, [next(drawn) for _ in drawing.draws])
 
     def _log_failure(self, requests: int, error: Exception) -> None:
         """Warn once of an error that neither a text nor a lack of memory explains; reading alone may hide it."""
-        first, _, _ = str(error).partition("\n")
-        what = f"{type(error).__name__}: {first}"
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         # torch has an OutOfMemoryError of its own, and serving does not import torch
         expected = isinstance(error, (ModelError, MemoryError)) or type(error).__name__ == _TORCH_OUT_OF_MEMORY
-        level = logging.DEBUG if expected or what in self._failures_logged else logging.WARNING
+        if not expected and what not in self._failures_logged:
+            message = "reading %d requests together failed (%s); each is read alone, which is slower"
+            _LOG.warning(message, requests, what, exc_info=error)
         self._failures_logged.add(what)
-        _LOG.log(level, "reading %d requests together failed (%s); each is read alone, which is slower", requests, what)
-        _LOG.debug("the failure was:", exc_info=error)
 
     def _next_sequences(self) -> list[_Scoring]:
         """Return the first sequences that a chunk holds, at least one."""
@@ -296,7 +291,6 @@ class Batcher:
                 for scoring in same:
                     self._score([scoring])
             else:
-                self.passes += len(same)
                 for scoring, result in zip(same, results, strict=True):
                     self._end(scoring, result)
 

@@ -36,9 +36,9 @@ TOO_LONG: Final = "context_length_exceeded"
 """The code of errors about prompts that are too long."""
 FIELD: Final = "unusable_field"
 """The kind of pydantic's errors about a field; their message goes on from its name."""
-NAMED_FIELD: Final = "unusable_named_field"
-"""The same for the field `name` of an object."""
 NO_OBJECT: Final = "the body must be a JSON object; send it with the header Content-Type: application/json."
+_LONGEST_TOKEN: Final = 128
+"""Bytes that a token can have: more than any token of a real text."""
 _TYPES: Final = ("str", "int", "float", "bool", "constrained-str")
 """Parts of pydantic's locations that name a type of a field."""
 _MAX_CHARACTERS: Final = 1000
@@ -48,22 +48,6 @@ _ERROR_TYPES: Final = {
     403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
-}
-_FAULTS: Final = {
-    "missing": "is missing",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "string_unicode": "contains a lone surrogate (half a character)",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_parsing_size": "must be a whole number of fewer digits",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "list_type": "must be a list",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
 }
 
 
@@ -78,16 +62,13 @@ def error_body(message: str, status: int, *, param: str | None = None, code: str
 def validation_error(error: Mapping[str, Any]) -> RequestError:
     """Return one of pydantic's errors as that of its field."""
     place = [str(part) for number, part in enumerate(error["loc"]) if number or part not in ("body", "query", "path")]
-    kind = error["type"]
-    if kind == NAMED_FIELD:
-        place.append(error["ctx"]["name"])
     param = ".".join(part for part in place if "[" not in part and part not in _TYPES) or None
-    if kind == "json_invalid":
+    if error["type"] == "json_invalid":
         return RequestError("the body is not JSON; send one JSON object.")
     if param is None:
         return RequestError(NO_OBJECT)
-    is_ours = kind in (FIELD, NAMED_FIELD)
-    fault = error["msg"] if is_ours else _FAULTS.get(kind) or f"is wrong: {error['msg']}"
+    fault = "is not supported: leave it out" if error["type"] == "extra_forbidden" else error["msg"]
+    fault = fault.replace("Field required", "is missing").replace("Input should", "must")
     return RequestError(f"`{param}` {fault}.", param=param)
 
 
@@ -129,3 +110,8 @@ def check_bytes(texts: Iterable[str], most: int, param: str) -> None:
             param=param,
             code=TOO_LONG,
         )
+
+
+def most_bytes(tokens: int) -> int:
+    """Return the maximum number of bytes of a text of so many tokens: with more it need not be tokenised."""
+    return tokens * _LONGEST_TOKEN

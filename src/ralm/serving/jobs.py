@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ralm.records import Passage
-from ralm.serving import answers, audit, errors, indexes, middleware, model, options, requests, state, text_sources
+from ralm.serving import answers, errors, middleware, model, options, requests, state
 
 _LOG: Final = logging.getLogger("ralm.serving")
 _NOT_BUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -193,11 +193,11 @@ async def check_query(request: Request) -> None:
             raise errors.RequestError(f"`{name}` is not a parameter of {request.scope['route'].path}.", param=name)
 
 
-def passage_address(request: Request, reads: indexes.ReadConfig, passage: Passage) -> str:
+def passage_address(request: Request, reads: state.ReadConfig, passage: Passage) -> str:
     """Return the URL of a passage: of its document in the web, or else of this server, by document and text."""
     route = request.url_for("passage", index=reads.settings.index)
-    address = route.include_query_params(document=passage.document_id, text=text_sources.text_key(passage))
-    return text_sources.web_address(passage) or str(address)
+    address = route.include_query_params(document=passage.document_id, text=answers.text_key(passage))
+    return answers.web_address(passage) or str(address)
 
 
 async def respond(request: Request, work: Callable[[Slot], Awaitable[Response]]) -> Response:
@@ -217,7 +217,7 @@ async def respond_with_text(
     request: Request, body: requests.TextRequest, begin: Callable[[], answers.ServedAnswer[Any]]
 ) -> Response:
     """Return the answer that `begin` makes in the thread of the request: whole, or streamed if requested."""
-    entry = audit.entry_of(request)
+    entry = middleware.entry_of(request)
     entry.model = body.model
 
     def make() -> Iterator[bytes]:
@@ -274,7 +274,7 @@ class EventStream(StreamingResponse):
             self._sent(first, events), media_type="text/event-stream", headers={**headers, **_NOT_BUFFERED}
         )
         request.app.state.service.metrics.first.observe(time.monotonic() - slot.begin)
-        self._entry = audit.entry_of(request)
+        self._entry = middleware.entry_of(request)
         self._deadline = slot.deadline + _OVERTIME
         self._at_end = slot.at_end.pop_all()
 

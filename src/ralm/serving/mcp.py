@@ -9,9 +9,8 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias
 
-import pydantic
 from mcp import MCPError, types
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
@@ -23,13 +22,13 @@ from starlette.types import Scope
 from ralm.errors import RalmError
 from ralm.records import Passage
 from ralm.retrieval.expansion import ExpandedPassages
-from ralm.serving import audit, errors, jobs, requests, state, text_sources
-from ralm.serving.search import chosen, read_filter, search
+from ralm.serving import answers, errors, jobs, middleware, requests, state
+from ralm.serving.search import chosen, read_filter
 from ralm.version import __version__
 
 MCP_PATH: Final = "/mcp"
+_MOST_DIGITS: Final = 10
 _Context: TypeAlias = ServerRequestContext[Any, Any]
-_Arguments = TypeVar("_Arguments", bound=requests.Body)
 
 
 class SearchArguments(requests.Body):
@@ -90,49 +89,45 @@ class McpServer:
         call = {"search": self._search, "fetch": self._fetch}.get(params.name)
         if call is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; there is: {', '.join(_TOOLS)}.")
-        entry = _entry(context)
+        scope = getattr(context.request, "scope", {})  # there is none over standard input
+        entry = scope.get(middleware.ENTRY) or middleware.AuditEntry()
 
         async def work(slot: jobs.Slot) -> Any:
             return await slot.in_thread(call, params.arguments or {}, entry)
 
-        receive = getattr(context.request, "receive", None)  # there is none over standard input
         try:
-            result = await self._workers.in_slot(work, receive)
+            result = await self._workers.in_slot(work, getattr(context.request, "receive", None))
         except RalmError as error:
-            return types.CallToolResult(content=[types.TextContent(text=_message(error))], is_error=True)
+            fault: Any = errors.status_and_body(error)[1]["error"]  # what the client cannot change goes to the log
+            return types.CallToolResult(content=[types.TextContent(text=fault["message"])], is_error=True)
         if result is None:  # the client is gone
             entry.status = errors.GONE
         text = types.TextContent(text=json.dumps(result, ensure_ascii=False))
         return types.CallToolResult(content=[text], structured_content=result)
 
-    def _search(self, call: dict[str, Any], entry: audit.AuditEntry) -> dict[str, JsonValue]:
-        arguments = _read_call(SearchArguments, call)
+    def _search(self, call: dict[str, Any], entry: middleware.AuditEntry) -> dict[str, JsonValue]:
+        arguments = requests.read_body(SearchArguments, call)
         if not arguments.query.strip():
             raise errors.RequestError("`query` is empty: give at least one word.", param="query")
         choice, where = chosen(arguments.index, None), read_filter(arguments.filters, "filters")
-        hits = search(entry, self._service, [arguments.query], arguments.k, choice, where=where)
+        hits = self._service.find([arguments.query], arguments.k, choice, entry, where=where)
         return {"results": [{**_passage_json(hits.index, passage), "score": score} for passage, score in hits.of(0)]}
 
-    def _fetch(self, call: dict[str, Any], entry: audit.AuditEntry) -> dict[str, JsonValue]:
-        arguments = _read_call(FetchArguments, call)
-        index, _, number = arguments.id.rpartition("/")
-        passage = self._passage(index, number)
-        if arguments.neighbours:
-            opened = self._service.indexes.index(index)
-            splitting = opened.manifest.settings.get("splitting")
-            passage = ExpandedPassages(opened.passages, str(arguments.neighbours), splitting)[passage.number]
-        entry.add_passages(index, [passage])
-        return _passage_json(index, passage)
-
-    def _passage(self, index: str, number: str) -> Passage:
-        """Return a passage; RequestError if there is none."""
-        passages = self._service.indexes.index(index).passages if index in self._service.indexes.names else ()
-        is_number = number.isascii() and number.isdigit() and len(number) <= len(str(len(passages)))
-        if not is_number or int(number) >= len(passages):
+    def _fetch(self, call: dict[str, Any], entry: middleware.AuditEntry) -> dict[str, JsonValue]:
+        arguments = requests.read_body(FetchArguments, call)
+        name, _, number = arguments.id.rpartition("/")
+        index = self._service.indexes.index(name) if name in self._service.indexes.names else None
+        is_number = number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS
+        if index is None or not is_number or int(number) >= len(index.passages):
             raise errors.RequestError(
-                f"there is no passage {index}/{number} here; the ids of passages are in the results of `search`."
+                f"there is no passage {arguments.id} here; the ids of passages are in the results of `search`."
             )
-        return passages[int(number)]
+        passage = index.passages[int(number)]
+        if arguments.neighbours:
+            splitting = index.manifest.settings.get("splitting")
+            passage = ExpandedPassages(index.passages, str(arguments.neighbours), splitting)[passage.number]
+        entry.add_passages(name, [(1, passage)])
+        return _passage_json(name, passage)
 
 
 class _KnownRoute(Route):
@@ -167,35 +162,12 @@ async def run_stdio(service: state.SearchService) -> None:
         await server.run(read, write, server.create_initialization_options())
 
 
-def _read_call(kind: type[_Arguments], call: dict[str, Any]) -> _Arguments:
-    """Return the arguments of a tool; RequestError if one is wrong."""
-    try:
-        return kind.model_validate(call)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise errors.validation_error({**first, "loc": ("body", *first["loc"])}) from None
-
-
-def _message(error: RalmError) -> str:
-    """Return the sentence for the client; what it cannot change goes to the log."""
-    _, body = errors.status_and_body(error)
-    fault: Any = body["error"]
-    return str(fault["message"])
-
-
-def _entry(context: _Context) -> audit.AuditEntry:
-    """Return the entry of a request over HTTP in the audit log; one that is not written for others."""
-    scope = getattr(context.request, "scope", {})
-    entry: audit.AuditEntry = scope.get(audit.ENTRY) or audit.AuditEntry()
-    return entry
-
-
 def _passage_json(index: str, passage: Passage) -> dict[str, JsonValue]:
     return {
         "id": f"{index}/{passage.number}",
-        "title": text_sources.name_of(passage),
+        "title": answers.name_of(passage),
         "text": passage.text,
-        "url": text_sources.web_address(passage),
+        "url": answers.web_address(passage),
         "document_id": passage.document_id,
         "metadata": {name: value for name, value in passage.metadata.items() if isinstance(value, str | int | float)},
     }

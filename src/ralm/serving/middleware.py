@@ -1,4 +1,4 @@
-"""The key and the size of requests, checked before any route; metrics, the access log and the audit log.
+"""The gate before all routes: the key, the size of requests, metrics, the access log and the audit log.
 
 The key never appears in a log or an answer. Without a key, a server listens on loopback addresses only, and requests
 must name one of them as their host, so that a page in a browser cannot reach the server under another name.
@@ -11,24 +11,31 @@ import json
 import logging
 import os
 import re
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from secrets import token_hex
-from typing import Final
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pydantic import JsonValue
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import key_in
-from ralm.serving.audit import ENTRY, AuditEntry, AuditLog
+from ralm.records import Passage
 from ralm.serving.errors import GONE, RequestError, error_response
 
 KEY: Final = "RALM_SERVE_KEY"
 """The environment variable with the key."""
 
+ENTRY: Final = "ralm.audit"
+"""The key of the entry of the audit log in the scope of a request."""
 _OPEN: Final = ("/health", "/ready", "/")
 """Paths that need no key: they reveal nothing of the model or its passages."""
 _PORT: Final = re.compile(r":\d*$")
@@ -37,6 +44,9 @@ _NO_ROUTE: Final = "none"
 _NOT_AUDITED: Final = (*_OPEN, "/metrics")
 _REQUEST_ID: Final = "x-request-id"
 _MAX_PATH: Final = 1000
+_MODE: Final = 0o600
+_SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+"""Upper bounds of the buckets of durations."""
 _SAFE_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -65,50 +75,98 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
-_SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-"""Upper bounds of the buckets of durations."""
-
-
 class Metrics:
     """The metrics of one server for Prometheus."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         self.requests = Counter(
-            "ralm_requests", "Requests by route and HTTP status.", ["route", "status"], registry=self.registry
+            "ralm_requests", "Requests by route and HTTP status.", ["route", "status"], registry=registry
         )
         self.seconds = Histogram(
-            "ralm_request_seconds", "Seconds of a request.", ["route"], buckets=_SECONDS, registry=self.registry
+            "ralm_request_seconds", "Seconds of a request.", ["route"], buckets=_SECONDS, registry=registry
         )
         self.first = Histogram(
-            "ralm_first_event_seconds",
-            "Seconds until the first event of a stream.",
-            buckets=_SECONDS,
-            registry=self.registry,
+            "ralm_first_event_seconds", "Seconds until a stream's first event.", buckets=_SECONDS, registry=registry
         )
-        self.under_way = self._gauge("requests_under_way", "Requests that are computed.")
-        self.waiting = self._gauge("requests_waiting", "Requests in the queue.")
-        self.search_queries = self._gauge("search_queries", "Queries that were searched.")
-        self.search_seconds = self._gauge("search_seconds", "Seconds that requests waited for them.")
-        self._tokens = Counter(
-            "ralm_tokens", "Tokens of prompts, and generated tokens.", ["kind"], registry=self.registry
-        )
+        self.under_way = Gauge("ralm_requests_under_way", "Requests that are computed.", registry=registry)
+        self.waiting = Gauge("ralm_requests_waiting", "Requests in the queue.", registry=registry)
+        self._tokens = Counter("ralm_tokens", "Tokens of prompts, and generated tokens.", ["kind"], registry=registry)
 
     def count_tokens(self, read: int, written: int) -> None:
         """Count tokens of prompts, and generated tokens."""
         self._tokens.labels("prompt").inc(read)
         self._tokens.labels("written").inc(written)
 
-    def watch(self, name: str, description: str, count: Callable[[], float]) -> None:
-        """Add a gauge whose value `count` returns."""
-        self._gauge(name, description).set_function(count)
 
-    def _gauge(self, name: str, description: str) -> Gauge:
-        return Gauge(f"ralm_{name}", description, registry=self.registry)
+@dataclass(slots=True)
+class AuditEntry:
+    """What is known of a request; `finish` adds the rest of an answer when the request has ended."""
 
-    def text(self) -> bytes:
-        """Return all metrics in Prometheus's text format."""
-        return generate_latest(self.registry)
+    model: str | None = None
+    status: int | None = None
+    """Set if it differs from the one that was sent."""
+    passages: list[JsonValue] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish: Callable[["AuditEntry"], None] | None = None
+
+    def add_passages(self, index: str | None, passages: Iterable[tuple[int, Passage]]) -> None:
+        """Add passages with their ranks."""
+        for rank, passage in passages:
+            name = {"index": index, "passage": passage.number, "document_id": passage.document_id, "rank": rank}
+            self.passages.append({**name})
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Return the fields that routes fill in."""
+        if self.finish is not None:
+            self.finish(self)
+        return {
+            "model": self.model,
+            "passages": self.passages,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+
+
+class AuditLog(WatchedFileHandler):
+    """A line of JSON for each request, with its client and the passages that it got; UsageError if not writable.
+
+    The file, which this user alone may read, is opened again once it was moved away.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            super().__init__(path, encoding="ascii")
+        except OSError as error:
+            raise UsageError(
+                f"`audit_log` {path} cannot be written ({(error.strerror or str(error)).lower()}): name a file in a "
+                "folder that this user may write to."
+            ) from None
+
+    def _open(self) -> Any:
+        return open(  # the handler closes it
+            self.baseFilename, "a", encoding=self.encoding, opener=lambda path, flags: os.open(path, flags, _MODE)
+        )
+
+    def write(self, entry: AuditEntry, head: dict[str, JsonValue]) -> None:
+        """Append a line; a fault is logged, and the request goes on."""
+        try:
+            time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            line = json.dumps({"time": time, **head, **entry.as_json()}, separators=(",", ":"))
+            self.handle(logging.LogRecord("ralm.audit", logging.INFO, "", 0, line, None, None))
+        except Exception:  # noqa: BLE001  # a request does not fail by its log
+            self.handleError(None)
+
+    def handleError(self, record: logging.LogRecord | None) -> None:  # noqa: ARG002  # as the base class
+        """Log that a line was lost."""
+        _LOG.error("a line of the audit log %s was lost: %s", self.baseFilename, sys.exc_info()[1])
+
+
+def entry_of(request: Any) -> AuditEntry:
+    """Return the entry of a request."""
+    entry: AuditEntry = request.scope[ENTRY]
+    return entry
 
 
 class Gate:

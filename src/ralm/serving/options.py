@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
 from ralm.grammar import keys_of
-from ralm.options import Declared, Option, check_effects, check_options, declared, make_record
+from ralm.options import Option, check_effects, check_options, make_record
 from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.plan import DENSE_QUERY_TOKENS, PlanOptions
@@ -31,7 +31,6 @@ CHOICES: Final = (
 
 PASSED_ON: Final = ("index", "retriever", "query", "reader", "documents")
 """Those of a request that is passed on to the server of the model."""
-QuerySource = Literal["message", "rewrite"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +95,6 @@ class ServeOptions:
             default_text="chat; with a URL numbered",
         ),
     ] = None
-    query: Annotated[
-        QuerySource,
-        Option("URL: the query of a chat, the last message of the user or a rewrite of it by the model."),
-    ] = "message"
     follow: Annotated[bool, Option("Open an index again when its folder has changed, as SIGHUP does.")] = False
     limits: Annotated[
         Limits,
@@ -149,15 +144,10 @@ class Settings:
 
 _UNKNOWN_LENGTH: Final = 2048
 """The number of tokens that the server reads at once with a model without a limit."""
+_OF_READING: Final = frozenset(CHOICES) - {"index", "query", "gain"}
+"""Choices that are options of records, too."""
 PLAIN: Final = "plain"
 """The name of the model without passages, in the place of an index."""
-
-
-def choices() -> dict[str, Declared]:
-    """Return the declarations of choices by name, except those that only a request has."""
-    records = (RetrieverOptions, ReadingOptions, PlanOptions)
-    options = {option.name: option for record in records for option in declared(record)}
-    return {name: options[name] for name in CHOICES if name in options}
 
 
 def with_length(settings: Settings, model: WritingModel, max_length: int | None) -> Settings:
@@ -190,7 +180,7 @@ def with_choices(
     index = choice.get("index", settings.index)
     if index is not None and index not in indexes:
         raise UsageError(f"`index` {index!r} is not served; the indexes are: {', '.join(indexes) or 'none'}.")
-    values = {name: value for name, value in choice.items() if name in choices()}
+    values = {name: value for name, value in choice.items() if name in _OF_READING}
     settings = _changed(replace(settings, index=index), values)
     if index is None:
         unused = [name for name in choice if name != "index"]

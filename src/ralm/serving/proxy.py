@@ -6,16 +6,15 @@ are, except for `ralm`, which is for this server, and the name of the model.
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote
 
-import pydantic
 from fastapi import APIRouter, Request
-from pydantic import JsonValue
 from starlette.responses import Response
 
 from ralm.errors import ServerError, UsageError
@@ -24,16 +23,10 @@ from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.http import Upstream, UpstreamAnswer
 from ralm.reading.readers import Concatenation
 from ralm.records import Passage
-from ralm.serving import answers, audit, chat, errors, indexes, jobs, options, requests, state, text_sources
-from ralm.serving.dialects import DIALECTS, CompletionDialect, RequestBody, message_text
+from ralm.serving import errors, jobs, local, middleware, options, requests, state
+from ralm.serving.dialects import DIALECTS, CompletionDialect, RequestBody, TextSources
 
 _ROUTER: Final = APIRouter(include_in_schema=False)
-_CHATS: Final = "/chat/completions"
-_REWRITE: Final = (
-    "Write one search query that finds texts for answering the last message of the user in this conversation. Replace "
-    "its pronouns by what they stand for. Write the query alone, on one line."
-)
-"""The message that asks the model for a query; the conversation follows."""
 _COUNTS_OF_TEXTS: Final = ("n", "best_of")
 _COUNTS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", *_COUNTS_OF_TEXTS)
 """Fields of requests that the operator limits."""
@@ -56,10 +49,10 @@ class ProxyService(state.ModelService):
                 "`reader` ensemble and `rerank`."
             )
         self.open_upstream = partial(Upstream, endpoint, seconds)
-        self.prompt = chat.open_chat_prompt(self.options.prompt or "numbered")
+        self.prompt = local.open_chat_prompt(self.options.prompt or "numbered")
         self.reads({})  # fail at startup if a retriever cannot be opened
 
-    def reads(self, choice: Mapping[str, Any]) -> indexes.ReadConfig:
+    def reads(self, choice: Mapping[str, Any]) -> state.ReadConfig:
         """Return how passages are found for a request with these choices; RequestError if one is not possible."""
         for name in choice:
             if name not in options.PASSED_ON:
@@ -68,20 +61,13 @@ class ProxyService(state.ModelService):
         if settings.reading.mixes:
             raise _without_effect("reader", settings.reading.reader_name)
         try:
-            return indexes.ReadConfig(settings, None if settings.index is None else self._source(settings))
+            return state.ReadConfig(settings, None if settings.index is None else self._source(settings))
         except UsageError as error:
             raise state.choice_error(error, choice) from None
 
-    def rewrites(self, choice: Mapping[str, Any]) -> bool:
-        """Return whether the model writes the query of a chat with these choices."""
-        return self.options.query == "rewrite" and bool(choice.get("index", self.settings.index))
-
     def checked(self, body: RequestBody) -> Mapping[str, Any]:
         """Return the choices of a request; RequestError if its fields for this server are wrong, or beyond a limit."""
-        try:
-            request = requests.PassedOnRequest.model_validate(body)
-        except pydantic.ValidationError as error:
-            raise errors.validation_error({**error.errors()[0]}) from None
+        request = requests.read_body(requests.PassedOnRequest, body)
         if request.ralm is not None and request.ralm.sources is not None and "messages" not in body:
             message = "`sources` is for chats, and has no effect in other requests: leave it out."
             raise errors.RequestError(message, param="ralm.sources")
@@ -90,7 +76,32 @@ class ProxyService(state.ModelService):
             most, count = limits.texts if name in _COUNTS_OF_TEXTS else limits.new_tokens, body.get(name)
             if most is not None and count is not None and (type(count) is not int or count > most):
                 raise errors.RequestError(f"`{name}` must be a whole number of at most {most:,} here.", param=name)
+        prompts = body.get("prompt")
+        count = len(prompts) if isinstance(prompts, list) and not isinstance(next(iter(prompts), 0), int) else 1
+        times = max(body.get(name) or 1 for name in _COUNTS_OF_TEXTS)
+        if count * times > limits.texts:
+            message = f"{count:,} prompts times `n` {times} exceed {limits.texts} texts: send several requests."
+            raise errors.RequestError(message, param="n")
         return self.chosen(request)
+
+    def search(
+        self, texts: Sequence[str], choice: Mapping[str, Any], entry: middleware.AuditEntry
+    ) -> tuple[state.ReadConfig, Sequence[Sequence[Passage]]]:
+        """Return how passages are found, and those for the beginning of each text in the order of reading."""
+        reads, most = self.reads(choice), self.options.limits.text_bytes
+        passages: list[Sequence[Passage]] = [()] * len(texts)
+        asked = [place for place, text in enumerate(texts) if text[:most].strip()]
+        if reads.source is None or not asked:
+            return reads, passages
+        reader = reads.settings.reading.chosen_reader
+        hits = reads.source.search([texts[place][:most] for place in asked], reader.hits)
+        for row, place in enumerate(asked):
+            numbers = tuple(number for number, _ in hits.of(row))
+            entry.add_passages(reads.settings.index, enumerate((reads.passages[number] for number in numbers), 1))
+            if isinstance(reader, Concatenation):
+                numbers = reader.in_order(numbers)
+            passages[place] = [reads.passages[number] for number in numbers]
+        return reads, passages
 
 
 def _without_effect(name: str, value: str = "") -> errors.RequestError:
@@ -127,78 +138,54 @@ class _Exchange:
         self._dialect = DIALECTS.get(path.removesuffix("/")) if request.method == "POST" else None
         self._service: ProxyService = request.app.state.service
         self._upstream: Upstream = request.app.state.upstream
-        self._entry = audit.entry_of(request)
-        self._sources: text_sources.TextSources | None = None
-        self._usage: Mapping[str, JsonValue] = {}
-        """The last event of a stream that counts tokens, those of the whole answer."""
+        self._entry = middleware.entry_of(request)
+        self._sources: TextSources | None = None
+        self._answers = defaultdict[int, list[str]](list)
+        """The texts of the choices so far."""
+        slot.at_end.callback(self._count_tokens)
 
     async def answer(self) -> Response:
         """Return the answer of the server; a stream once it begins."""
         body = _json_object(self._content)
         changed = None if body is None else self._renamed(body)
         if self._dialect is not None:
-            if body is None:
+            if body is None or changed is None:
                 raise errors.RequestError(errors.NO_OBJECT)
-            with_passages = await self._with_passages(self._dialect, body)
-            if isinstance(with_passages, Response):
-                return with_passages
-            changed = with_passages
+            changed = await self._with_passages(self._dialect, body, changed)
         query = self._request.url.query
         path = f"{self._path}?{query}" if query else self._path
         content = self._content if changed is None or changed == body else _json(changed)
-        answer = await self._opened(content, self._request.method, path)
+        answer = await self._upstream.send(self._request.method, path, content)
+        self._slot.at_end.push_async_callback(answer.close)
         if answer.is_stream:
             return jobs.EventStream(self._request, self._slot, b"", self._events(answer), answer.headers)
         whole = await answer.content()
         if answer.status < 400 and (value := _json_object(whole)) is not None and self._dialect is not None:
-            self._count(value)
-            self._note(value)
+            self._note(self._dialect, value)
             if self._sources is not None:
-                whole = _json(await self._slot.in_thread(partial(self._sources.added, value, whole=True)))
+                whole = _json(await self._slot.in_thread(self._sources.added, value))
         return Response(whole, answer.status, answer.headers, answer.kind)
 
-    async def _with_passages(self, dialect: CompletionDialect, body: RequestBody) -> RequestBody | Response:
-        """Return a body with passages; the error of the server if it was to write the query."""
+    async def _with_passages(self, dialect: CompletionDialect, body: RequestBody, changed: RequestBody) -> RequestBody:
+        """Return the changed body with passages, and keep how the answer gets its sources."""
         choice, prompt = self._service.checked(body), self._service.prompt
-        texts = self._texts(dialect, body)
-        query, written = choice.get("query"), dict[str, JsonValue]()
+        texts, query = dialect.texts(body), choice.get("query")
         if query is not None and not texts:
             message = "`ralm.query` has no effect without a message of the user: leave it out."
             raise errors.RequestError(message, param="ralm.query")
-        if query is None and texts and self._path == _CHATS and self._service.rewrites(choice):
-            answer = await self._opened(_json(self._rewriting(body)), "POST", self._path)
-            content = await answer.content()
-            if answer.status >= 400:
-                return Response(content, answer.status, answer.headers, answer.kind)
-            written = _rewritten(content)
-            query = written["query"]
         queries = texts if query is None else [query] * len(texts)
-        reads, passages = await self._slot.in_thread(_search, queries, self._service, choice, self._entry)
+        reads, passages = await self._slot.in_thread(self._service.search, queries, choice, self._entry)
         if reads.source is not None:
-            address = partial(jobs.passage_address, self._request, reads)
             self._sources = dialect.sources(
                 [*zip(passages, texts, strict=True)],
-                partial(_fields, reads, passages, written, address),  # called after the first words are sent
-                address,
+                reads.settings,
+                partial(jobs.passage_address, self._request, reads),
                 prompt=prompt if dialect.has_messages else None,
-                answers=self._entry.answers,
+                answers=self._answers,
                 times=body.get("n") or 1,
                 as_text=(body.get("ralm") or {}).get("sources") == "text",
             )
-        changed = self._renamed(body)
         return dialect.with_passages(changed, passages, prompt) if any(passages) else changed
-
-    def _texts(self, dialect: CompletionDialect, body: RequestBody) -> list[str]:
-        """Return the texts that passages are searched for; RequestError if there are more than the limit."""
-        texts, most_texts = dialect.texts(body), self._service.options.limits.texts
-        prompts = body.get("prompt")
-        count = len(prompts) if isinstance(prompts, list) and not isinstance(next(iter(prompts), 0), int) else 1
-        times = max(body.get(name) or 1 for name in _COUNTS_OF_TEXTS)
-        if count * times > most_texts:
-            message = f"{count:,} prompts times `n` {times} exceed {most_texts} texts: send several requests."
-            raise errors.RequestError(message, param="n")
-        self._entry.prompts = [*texts]
-        return texts
 
     def _renamed(self, body: RequestBody) -> RequestBody:
         """Return a body with the server's own name of the model, and without the choices."""
@@ -209,39 +196,24 @@ class _Exchange:
             changed["model"] = self._upstream.endpoint.model
         return changed
 
-    def _rewriting(self, body: RequestBody) -> RequestBody:
-        """Return the request for a query from a conversation."""
-        endpoint, new_tokens = self._upstream.endpoint, self._service.options.limits.new_tokens
-        turns = [turn for turn in body["messages"] if isinstance(turn, dict)]
-        said = "\n".join(f"{turn.get('role')}: {text}" for turn in turns if (text := message_text(turn.get("content"))))
-        limit = {} if new_tokens is None else {endpoint.limit_field: new_tokens}
-        return {"model": endpoint.model, "messages": [{"role": "user", "content": f"{_REWRITE}\n\n{said}"}], **limit}
-
-    async def _opened(self, content: bytes, method: str, path: str) -> UpstreamAnswer:
-        answer = await self._upstream.send(method, path, content)
-        self._slot.at_end.push_async_callback(answer.close)
-        return answer
-
-    def _note(self, value: Mapping[str, JsonValue]) -> None:
-        """Note the texts in an answer or an event."""
-        for choice, text in self._dialect.answer_texts(value) if self._dialect else ():
-            self._entry.wrote(choice, text)
-
-    def _count(self, value: Mapping[str, JsonValue]) -> None:
-        """Count the tokens that an answer or an event reports."""
-        if (counts := tokens_in_answer(value)) is not None:
+    def _note(self, dialect: CompletionDialect, value: Mapping[str, Any]) -> None:
+        """Note the texts in an answer or an event, and the tokens that it reports; the last report counts all."""
+        for choice, text in dialect.answer_texts(value):
+            self._answers[choice].append(text)
+        response = value.get("response")  # of the API of responses
+        counts = tokens_in_answer(response if isinstance(response, dict) else value)
+        if counts is not None:
             self._entry.prompt_tokens, self._entry.completion_tokens = counts
-            self._service.metrics.count_tokens(*counts)
+
+    def _count_tokens(self) -> None:
+        self._service.metrics.count_tokens(self._entry.prompt_tokens or 0, self._entry.completion_tokens or 0)
 
     async def _events(self, answer: UpstreamAnswer) -> AsyncIterator[bytes]:
         """Yield the server-sent events of an answer as they come; those that end a choice have its sources."""
         buffer = EventBuffer()
-        try:
-            async for part in answer.parts():
-                yield b"".join([await self._event(answer.without_key(event)) for event in buffer.add(part)])
-            yield answer.without_key(buffer.rest)
-        finally:
-            self._count(self._usage)
+        async for part in answer.parts():
+            yield b"".join([await self._event(answer.without_key(event)) for event in buffer.add(part)])
+        yield answer.without_key(buffer.rest)
 
     async def _event(self, event: bytes) -> bytes:
         """Return an event as the client gets it."""
@@ -249,60 +221,10 @@ class _Exchange:
         value = _json_object(content)
         if self._dialect is None or value is None:
             return event
-        self._note(value)
-        response = value.get("response")  # of the API of responses
-        counted = response if isinstance(response, dict) else value
-        self._usage = counted if counted.get("usage") else self._usage
+        self._note(self._dialect, value)
         if self._sources is None or not self._sources.ends(value):
             return event
-        changed = await self._slot.in_thread(partial(self._sources.added, value, whole=False))
-        return head + b"data: " + _json(changed) + b"\n\n"
-
-
-def _rewritten(content: bytes) -> dict[str, JsonValue]:
-    """Return the query that the model wrote, its last line, None if it is empty, and the usage of writing it."""
-    try:
-        answer = json.loads(content)
-        lines = message_text(answer["choices"][0]["message"]["content"]).split("\n")
-    except (LookupError, RecursionError, TypeError, ValueError):
-        raise ServerError("the server of the model answered the request for a query in an unexpected format.") from None
-    query = next((line.strip() for line in reversed(lines) if line.strip()), None)
-    return {"query": query, "query_usage": answer.get("usage")}
-
-
-def _search(
-    texts: Sequence[str], service: ProxyService, choice: Mapping[str, Any], entry: audit.AuditEntry
-) -> tuple[indexes.ReadConfig, Sequence[Sequence[Passage]]]:
-    """Return how passages are found, and those for the beginning of each text in the order in which they are read."""
-    reads, most = service.reads(choice), service.options.limits.text_bytes
-    passages: list[Sequence[Passage]] = [()] * len(texts)
-    asked = [place for place, text in enumerate(texts) if text[:most].strip()]
-    if reads.source is None or not asked:
-        return reads, passages
-    reader = reads.settings.reading.chosen_reader
-    hits = reads.source.search([texts[place][:most] for place in asked], reader.hits)
-    for row, place in enumerate(asked):
-        numbers = tuple(number for number, _ in hits.of(row))
-        entry.add_passages(reads.settings.index, [reads.passages[number] for number in numbers])
-        if isinstance(reader, Concatenation):
-            numbers = reader.in_order(numbers)
-        passages[place] = [reads.passages[number] for number in numbers]
-    return reads, passages
-
-
-def _fields(
-    reads: indexes.ReadConfig,
-    retrieved: Sequence[Sequence[Passage]],
-    written: Mapping[str, JsonValue],
-    address: Callable[[Passage], str],
-) -> answers.ResponseJson:
-    """Return the fields of a response about its passages."""
-    passages = [passage for passages in retrieved for passage in passages]
-    config: answers.ResponseJson = {"index": reads.settings.index, "retriever": reads.settings.retrieval.retriever}
-    return {
-        "ralm": {**config, **written, "passages": [answers.passage_json(passage) for passage in passages]},
-        "search_results": [answers.search_result(passage, address(passage)) for passage in passages],
-    }
+        return head + b"data: " + _json(await self._slot.in_thread(self._sources.added_to_event, value)) + b"\n\n"
 
 
 class EventBuffer:

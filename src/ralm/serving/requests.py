@@ -6,20 +6,19 @@ unknown fields are rejected, unless they are null; unknown fields of a message a
 
 import json
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from secrets import randbits
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import pydantic
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, JsonValue
 from pydantic_core import PydanticCustomError
 
 from ralm.answering.prompts import Conversation
 from ralm.errors import UsageError
 from ralm.reading.sampling import Sampling
 from ralm.records import Message
-from ralm.serving.errors import FIELD, NAMED_FIELD, RequestError
-from ralm.serving.options import Limits, choices
+from ralm.serving.errors import FIELD, RequestError, validation_error
+from ralm.serving.options import Limits
 from ralm.validation import MAX_SEED
 
 _NEW_TOKENS: Final = 16  # the default of `max_tokens` in OpenAI's API
@@ -28,7 +27,6 @@ _MAX_COUNT: Final = 2**31 - 1
 _SYSTEM: Final = ("system", "developer")  # both are the role system of chat templates
 _UNUSED_IN_CHATS: Final = ("stride", "query_tokens", "document_tokens")
 """Choices without effect in a chat: passages are found once, with the whole message, and read whole."""
-_CHOICES: Final = choices()
 _BETWEEN_TEXTS: Final = "\n"
 _VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue] | None]]] = (
     ("audio reasoning_effort web_search_options", []),
@@ -48,11 +46,6 @@ _VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue] | None]]] 
 """Fields of other servers that texts ignore, and the values beside null that change no answer; None: any value."""
 
 
-def _fault(name: str, message: str) -> PydanticCustomError:
-    """Return the error of a field, in an object that is not validated yet."""
-    return PydanticCustomError(NAMED_FIELD, "{message}", {"name": name, "message": message})
-
-
 class Body(BaseModel):
     """The body of a request: JSON types are not converted, and unknown fields are errors unless they are null."""
 
@@ -64,7 +57,7 @@ class Body(BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _checked(cls, value: Any) -> Any:
-        """Return the value without fields that change nothing or are null; an error for other unknown fields."""
+        """Return the value without fields that change nothing or are null."""
         if not isinstance(value, dict):
             return value  # pydantic reports the type
         try:
@@ -73,24 +66,26 @@ class Body(BaseModel):
             raise RequestError("the body contains a lone surrogate (half a character).") from None
         except (RecursionError, ValueError):
             raise RequestError("the body is nested too deeply, or has a number that is too long.") from None
-        fields = cls.model_fields
-        read = {name: content for name, content in value.items() if cls._is_read(name, content)}
-        unknown = next(iter(read.keys() - fields.keys()), None)
-        is_complete = all(name in read for name, field in fields.items() if field.is_required())
-        if unknown is not None and is_complete and cls.model_config["extra"] == "forbid":
-            close = get_close_matches(unknown, fields, n=1)
-            hint = f"; the nearest is `{close[0]}`" if close else ""
-            raise _fault(unknown, f"is not a field of this request{hint}")
-        return read
+        return {name: content for name, content in value.items() if cls._is_read(name, content)}
 
     @classmethod
     def _is_read(cls, name: str, content: Any) -> bool:
         if (field := cls.model_fields.get(name)) is not None:
             return content is not None or field.is_required() or field.default is None
         unchanged = cls.without_effect.get(name, ())
-        if name in cls.without_effect and content is not None and unchanged is not None and content not in unchanged:
-            raise _fault(name, "is not supported: leave it out")
-        return content is not None and name not in cls.without_effect
+        return content is not None and unchanged is not None and content not in unchanged
+
+
+_Body = TypeVar("_Body", bound=Body)
+
+
+def read_body(kind: type[_Body], value: object) -> _Body:
+    """Return a value as a body of this kind; RequestError if a field is wrong."""
+    try:
+        return kind.model_validate(value)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise validation_error({**first, "loc": ("body", *first["loc"])}) from None
 
 
 class StreamOptions(Body):
@@ -102,21 +97,19 @@ class StreamOptions(Body):
 
 
 class Chosen(Body):
-    """The choices of a request."""
+    """The choices of a request: an index, null for none, and how its passages are found and read."""
 
-    index: Annotated[str | None, Field(description="The name of the index to read with; null: none.")] = None
-    query: Annotated[str | None, Field(description="The query for the retriever, instead of the end of the text.")] = (
-        None
-    )
-    gain: Annotated[bool | None, Field(description="Also return the gain of each token from passages, in nats.")] = None
-    retriever: Annotated[str | None, _CHOICES["retriever"].option] = None
-    reader: Annotated[str | None, _CHOICES["reader"].option] = None
-    documents: Annotated[int | None, _CHOICES["documents"].option] = None
-    mixer: Annotated[str | None, _CHOICES["mixer"].option] = None
-    rerank: Annotated[str | None, _CHOICES["rerank"].option] = None
-    stride: Annotated[int | None, _CHOICES["stride"].option] = None
-    query_tokens: Annotated[int | None, _CHOICES["query_tokens"].option] = None
-    document_tokens: Annotated[int | None, _CHOICES["document_tokens"].option] = None
+    index: str | None = None
+    query: str | None = None
+    gain: bool | None = None
+    retriever: str | None = None
+    reader: str | None = None
+    documents: int | None = None
+    mixer: str | None = None
+    rerank: str | None = None
+    stride: int | None = None
+    query_tokens: int | None = None
+    document_tokens: int | None = None
 
 
 class ChoosingRequest(Body):
@@ -202,7 +195,6 @@ Texts: TypeAlias = Annotated[
     list[Any],
     pydantic.PlainValidator(_texts),
     pydantic.WithJsonSchema(pydantic.TypeAdapter(str | list[str] | list[int] | list[list[int]]).json_schema()),
-    Field(description="Text, token ids, or a list of either."),
 ]
 """Each text or token ids."""
 
@@ -211,7 +203,6 @@ class CompletionRequest(TextRequest):
     """The body of POST /v1/completions."""
 
     prompt: Texts
-    best_of: int | None = None
     echo: bool = False
     logprobs: int | None = None
     max_tokens: int = _NEW_TOKENS
@@ -220,8 +211,6 @@ class CompletionRequest(TextRequest):
     def check(self, limits: Limits) -> None:
         """Raise RequestError if a value is wrong, unsupported or beyond the limits."""
         _check("n", self.n, 1, limits.texts)
-        if self.best_of not in (None, 1, self.n):
-            raise RequestError("`best_of` is not supported: leave it out, or give the value of `n`.", param="best_of")
         if len(self.prompt) * self.n > limits.texts:
             raise RequestError(
                 f"{len(self.prompt):,} prompts times `n` {self.n} exceed {limits.texts} texts: send several requests.",
@@ -230,11 +219,9 @@ class CompletionRequest(TextRequest):
         _check("logprobs", self.logprobs or 0, 0, limits.top_logprobs)
         if "max_tokens" in self.model_fields_set:
             _check("max_tokens", self.max_tokens, 0, limits.new_tokens)
-        if self.echo and "query" in self.chosen:
-            raise RequestError(
-                "`ralm.query` has no effect with `echo`: the passages of an echoed prompt are those of its strides.",
-                param="ralm.query",
-            )
+        for name in ("query", "gain"):
+            if self.echo and name in self.chosen:
+                raise RequestError(f"`ralm.{name}` has no effect with `echo`: leave it out.", param=f"ralm.{name}")
 
 
 def _parts(content: Any) -> Any:
@@ -254,41 +241,18 @@ def _text_of_part(part: Any) -> Any:
     return part.get("text")
 
 
-_PART_SCHEMA: Final = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_CONTENT_SCHEMA: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}
+class MessageBody(Body):
+    """A message: its role, and its text or a list of texts. Other fields, which an answer may have, are not read."""
 
-
-class MessageBody(Body, extra="allow"):
-    """A message: its role, and its text or a list of texts. An answer of a server may be sent back as it is."""
-
-    without_effect = {
-        "annotations": None,
-        "audio": [],
-        "function_call": [],
-        "refusal": [],
-        "tool_call_id": [],
-        "tool_calls": [[]],
-        "type": ["text", "message"],
-    }
+    without_effect = {"audio": [], "function_call": [], "refusal": [], "tool_call_id": [], "tool_calls": [[]]}
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        list[Annotated[str, pydantic.BeforeValidator(_text_of_part)]],
-        pydantic.BeforeValidator(_parts),
-        pydantic.WithJsonSchema(_CONTENT_SCHEMA),
-        Field(description="Text, or a list of parts with text."),
+        list[Annotated[str, pydantic.BeforeValidator(_text_of_part)]], pydantic.BeforeValidator(_parts)
     ] = []  # pydantic copies it
 
-    @pydantic.model_validator(mode="before")
     @classmethod
-    def _of_no_tool(cls, value: Any) -> Any:
-        """Return the same value; PydanticCustomError for the answer of a tool."""
-        if isinstance(value, dict) and value.get("role") in ("tool", "function"):
-            raise PydanticCustomError(FIELD, "is the answer of a tool, and tools are not supported")
-        return value
+    def _is_read(cls, name: str, content: Any) -> bool:
+        return name in {*cls.model_fields, *cls.without_effect} and super()._is_read(name, content)
 
     @property
     def message(self) -> Message:
@@ -299,10 +263,7 @@ class MessageBody(Body, extra="allow"):
 class ChatChosen(Chosen):
     """The choices of a chat, and the place of its sources."""
 
-    sources: Annotated[
-        Literal["annotations", "text"] | None,
-        Field(description="Sources as annotations of the message only, or also as text at its end."),
-    ] = None
+    sources: Literal["annotations", "text"] | None = None
 
 
 class PassedOnRequest(ChoosingRequest, extra="allow"):

@@ -8,10 +8,10 @@ GET  /passages/{index}            a passage by its document and the hash of its 
 import hashlib
 import html
 from importlib.resources import files
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import JsonValue
 from starlette.responses import HTMLResponse, Response
 
@@ -19,7 +19,8 @@ from ralm.errors import UsageError
 from ralm.reading.provenance import hits_as_json
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.filters import Filter, parse_filter
-from ralm.serving import answers, audit, errors, jobs, requests, state, text_sources
+from ralm.serving import answers, errors, jobs, requests, state
+from ralm.serving.middleware import entry_of
 from ralm.terminal import to_json
 
 router: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
@@ -27,28 +28,22 @@ _FILTER_BYTES: Final = 16 << 10
 """Maximum size of a filter."""
 _PASSAGES: Final = 65_536
 """Maximum number of passages of a response: with 100 words each, about 40 MB."""
-IndexName: TypeAlias = Annotated[str | None, Query(description="The name of an index; the first by default.")]
-RetrieverChoice: TypeAlias = Annotated[str | None, Query(description="How to search; as the operator set by default.")]
-Where: TypeAlias = Annotated[
-    str | None, Query(description="A filter of passages, such as `year >= 2020 and lang == 'en'`.")
-]
 
 
 @router.get("/search")
 async def search_index(
     request: Request,
     service: jobs.Searched,
-    q: Annotated[str, Query(description="What to search for.")],
-    k: Annotated[int, Query(description="Passages to find.")] = 10,
-    index: IndexName = None,
-    retriever: RetrieverChoice = None,
-    where: Where = None,
+    q: str,
+    k: int = 10,
+    index: str | None = None,
+    retriever: str | None = None,
+    where: str | None = None,
 ) -> Response:
-    """Find the passages of an index that best match a query."""
+    """Find the passages of an index that best match a query, and pass the filter `where`, if there is one."""
 
     def answer() -> Response:
-        entry, choice = audit.entry_of(request), chosen(index, retriever)
-        hits = search(entry, service, [q], k, choice, where=read_filter(where))
+        hits = service.find([q], k, chosen(index, retriever), entry_of(request), where=read_filter(where))
         return jobs.json_response({"query": q, "index": hits.index, "hits": hits_as_json(hits.of(0))})
 
     return await jobs.respond_in_thread(request, answer)
@@ -67,16 +62,24 @@ async def retrieve(
     request: Request,
     body: RetrieveRequest,
     service: jobs.Searched,
-    index: IndexName = None,
-    retriever: RetrieverChoice = None,
-    where: Where = None,
+    index: str | None = None,
+    retriever: str | None = None,
+    where: str | None = None,
 ) -> Response:
     """Find the passages for each of many queries. An empty query finds nothing: one in a batch must not fail others."""
 
     def answer() -> Response:
-        _check_queries(body.queries, body.topk, service.options.limits.queries)
-        entry, choice = audit.entry_of(request), chosen(index, retriever)
-        found_passages = search(entry, service, body.queries, body.topk, choice, "topk", read_filter(where))
+        count, most = len(body.queries), service.options.limits.queries
+        if count > most:
+            message = f"`queries` has {count:,} queries; the limit is {most:,}: send several requests."
+            raise errors.RequestError(message, param="queries")
+        if count * body.topk > _PASSAGES:
+            message = (
+                f"{count:,} queries times `topk` {body.topk:,} exceed {_PASSAGES:,} passages: send several requests."
+            )
+            raise errors.RequestError(message, param="topk")
+        choice, entry = chosen(index, retriever), entry_of(request)
+        found_passages = service.find(body.queries, body.topk, choice, entry, param="topk", where=read_filter(where))
         hits = found_passages.hits
         documents: dict[int, JsonValue] = {}  # queries of one batch find many passages together
         for number in {*hits.numbers_QK.ravel().tolist()} - {NO_PASSAGE}:
@@ -107,17 +110,17 @@ async def passage(
     request: Request,
     service: jobs.Searched,
     index: str,
-    document: Annotated[str, Query(description="The id of a document.")],
-    text: Annotated[str, Query(description="The hash of the text of its passage.")],
+    document: str,
+    text: str,
 ) -> Response:
-    """Return a passage of a document by the hash of its text; a page for browsers, else JSON."""
+    """Return a passage of a document, by its id, by the hash of its text; a page for browsers, else JSON."""
 
     def answer() -> Response:
         if index in service.indexes.names:
             opened = service.indexes.index(index)
             for row in np.flatnonzero(opened.columns.matching("id", "in", [document])).tolist():
-                if text_sources.text_key(match := opened.passages[row]) == text:
-                    audit.entry_of(request).add_passages(index, [match])
+                if answers.text_key(match := opened.passages[row]) == text:
+                    entry_of(request).add_passages(index, [(1, match)])
                     if "text/html" in request.headers.get("accept", ""):
                         return _page(match, str(request.url))
                     return jobs.json_response(answers.passage_json(match))
@@ -133,7 +136,7 @@ async def passage(
 def _page(passage: Passage, address: str) -> HTMLResponse:
     """Return a passage as a page, which loads and runs nothing."""
     form = files("ralm.serving").joinpath("passage.html").read_text(encoding="utf-8")
-    shown = [text_sources.name_of(passage), passage.place, passage.text, text_sources.web_address(passage) or address]
+    shown = [answers.name_of(passage), passage.place, passage.text, answers.web_address(passage) or address]
     title, place, text, url = map(html.escape, shown)
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
     headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
@@ -153,34 +156,3 @@ def read_filter(where: str | None, param: str = "where") -> Filter | None:
         return None if where is None else parse_filter(where)
     except UsageError as error:
         raise errors.RequestError(str(error), param=param) from None
-
-
-def _check_queries(queries: list[str], k: int, limit: int) -> None:
-    """Raise RequestError if there are more queries in a request than the limit, or too many passages for them."""
-    if len(queries) > limit:
-        raise errors.RequestError(
-            f"`queries` has {len(queries):,} queries; the limit is {limit:,}: send several requests.", param="queries"
-        )
-    if len(queries) * k > _PASSAGES:
-        raise errors.RequestError(
-            f"{len(queries):,} queries times `topk` {k:,} exceed {_PASSAGES:,} passages: send several requests.",
-            param="topk",
-        )
-
-
-def search(
-    entry: audit.AuditEntry,
-    service: state.SearchService,
-    queries: list[str],
-    k: int,
-    choice: dict[str, Any],
-    param: str = "k",
-    where: Filter | None = None,
-) -> state.FoundPassages:
-    """Find passages as `SearchService.find`; they are noted for the audit log."""
-    entry.prompts = [*queries]
-    hits = service.find(queries, k, choice, param, where)
-    if service.audit is not None:
-        for row in range(len(queries)):
-            entry.add_passages(hits.index, [passage for passage, _ in hits.of(row)])
-    return hits

@@ -1,21 +1,139 @@
-"""The state of a server: its indexes, how requests search them, and the names of its model. Safe for many threads."""
+"""The state of a server: its indexes, how requests search them, and the names of its model. Safe for many threads.
+
+An open index stays as it is when its folder changes, until `reload`; running requests keep the index that they began
+with. Retrievers are opened when a request first needs them.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from threading import RLock
+from typing import Any, Final
 
 from fastapi import APIRouter
 
-from ralm.errors import UsageError
+from ralm.errors import RalmError, UsageError
+from ralm.protocols import Documents, Retriever
+from ralm.reading.parts import Parts
 from ralm.reading.sources import FromRetriever
-from ralm.records import Hits, Passage, Passages
+from ralm.records import NO_PASSAGE, BoolArray, Hits, Passage, Passages, Readings
+from ralm.retrieval.allowed import narrowed
 from ralm.retrieval.filters import Filter
+from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.serving import errors, indexes, middleware, requests
-from ralm.serving.audit import AuditLog
+from ralm.serving import errors, middleware, requests
 from ralm.serving.options import PLAIN, ServeOptions, Settings, check_documents, with_choices
+from ralm.storage.manifest import identity
+
+_SAFE: Final = ("bm25", "random")
+"""Retrievers that many threads may use at once."""
+
+
+class Indexes:
+    """Open indexes by name, the default one first; raises what `open_index` raises."""
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self._folders = dict(folders)
+        self._lock = RLock()
+        self._versions = self._folder_versions()
+        self._open = {name: open_index(folder) for name, folder in self._folders.items()}
+        self._sources: dict[tuple[str, RetrieverOptions], FromRetriever] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, the default one first."""
+        return tuple(self._folders)
+
+    def index(self, name: str) -> Index:
+        """Return the open index of a name."""
+        with self._lock:
+            return self._open[name]
+
+    def source(self, name: str, options: RetrieverOptions, where: Filter | None = None) -> FromRetriever:
+        """Return the passages of an index that pass a filter, with a retriever; raises what opening it raises."""
+        with self._lock:
+            index = self._open[name]
+            if (name, options) not in self._sources:
+                source = FromRetriever.of_index(index, options)
+                if options.name not in _SAFE:
+                    source = source.with_retriever(_LockedRetriever(source.retriever, RLock()))
+                self._sources[name, options] = source
+            source = self._sources[name, options]
+        if where is None:
+            return source
+        return source.with_retriever(narrowed(source.retriever, index.columns.mask(where)))
+
+    def have_changed(self) -> bool:
+        """Return whether a folder has another version than when it was last opened."""
+        return self._folder_versions() != self._versions
+
+    def _folder_versions(self) -> list[tuple[int, ...] | None]:
+        """Return what tells the versions of the folders apart; None for one that is gone."""
+        return [identity(folder) for folder in self._folders.values()]
+
+    def reload(self) -> dict[str, str]:
+        """Open every index again, and return the outcome for each; indexes that cannot be opened stay as they are."""
+        outcome, opened = {}, {}
+        self._versions = self._folder_versions()
+        for name, folder in self._folders.items():
+            try:
+                opened[name] = open_index(folder)
+            except RalmError as error:
+                outcome[name] = f"kept as it was: {error}"
+        with self._lock:
+            for name, index in opened.items():
+                same = index.fingerprint == self._open[name].fingerprint and index.vectors == self._open[name].vectors
+                outcome[name] = "unchanged" if same else "changed"
+            self._open |= opened
+            self._sources.clear()
+        return outcome
+
+
+class _LockedRetriever:
+    """A retriever that one thread at a time uses, which holds the `lock`."""
+
+    def __init__(self, retriever: Retriever, lock: AbstractContextManager[object]) -> None:
+        self._retriever = retriever
+        self._lock = lock
+        self.config = retriever.config
+
+    def only(self, mask_N: BoolArray) -> "_LockedRetriever":
+        return _LockedRetriever(narrowed(self._retriever, mask_N), self._lock)
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        with self._lock:
+            return self._retriever.retrieve(queries, k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NotedParts(Parts):
+    """The parts of a request, which note the best rank of each passage that they put before a text."""
+
+    ranks: dict[int, int] = field(default_factory=dict)
+
+    def readings(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Readings:
+        """As of `Parts`."""
+        readings = Parts.readings(self, hits, documents)
+        numbers = [number for prefix in readings for number in prefix.passages if number != NO_PASSAGE]
+        for rank, number in enumerate(numbers, 1):
+            self.ranks[number] = min(rank, self.ranks.get(number, rank))
+        return readings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadConfig:
+    """The settings of a request, with the source of passages and the parts that they stand for."""
+
+    settings: Settings
+    source: FromRetriever | None = None
+    parts: NotedParts = field(default_factory=NotedParts)
+
+    @property
+    def passages(self) -> Passages:
+        """The passages of the index, by number."""
+        return () if self.source is None else self.source.passages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +157,7 @@ class Served:
     settings: Settings
     folders: Mapping[str, Path]
     key: str | None
-    audit: AuditLog | None
+    audit: middleware.AuditLog | None
 
 
 class SearchService:
@@ -54,7 +172,7 @@ class SearchService:
         self.key = served.key
         self.audit = served.audit
         self.metrics = middleware.Metrics()
-        self.indexes = indexes.Indexes(served.folders, self.metrics)
+        self.indexes = Indexes(served.folders)
         if PLAIN in self.indexes.names:
             raise UsageError(f"no index can be called {PLAIN}, which is the model without passages: give NAME=DIR.")
         self.settings = replace(served.settings, index=next(iter(self.indexes.names), None))
@@ -62,7 +180,7 @@ class SearchService:
     def warm_up(self) -> None:
         """Search once, if there is an index, so that the first request does not wait for opening and compiling."""
         if self.indexes.names:
-            self.find(["The first request must not wait."], 1, {})
+            self.find(["The first request must not wait."], 1, {}, middleware.AuditEntry())
 
     def check_health(self) -> None:
         """Raise RequestError if the server cannot answer any more."""
@@ -71,9 +189,19 @@ class SearchService:
         """End what runs in the background."""
 
     def find(
-        self, queries: Sequence[str], k: int, choice: Mapping[str, Any], param: str = "k", where: Filter | None = None
+        self,
+        queries: Sequence[str],
+        k: int,
+        choice: Mapping[str, Any],
+        entry: middleware.AuditEntry,
+        *,
+        param: str = "k",
+        where: Filter | None = None,
     ) -> FoundPassages:
-        """Find the k best passages for each query; RequestError if k (called `param`), a query or a choice is wrong."""
+        """Find the k best passages for each query, and note them for the audit log.
+
+        RequestError if k (called `param`), a query or a choice is wrong.
+        """
         errors.check_bytes([max(queries, key=len, default="")], self.options.limits.text_bytes, "query")
         most = self.options.limits.documents
         if not 1 <= k <= most:
@@ -83,8 +211,11 @@ class SearchService:
         settings = self._chosen(choice)
         source = self._source(settings, where)
         assert settings.index is not None
-        hits = source.search(queries, k)
-        return FoundPassages(settings.index, source.passages, hits)
+        hits = FoundPassages(settings.index, source.passages, source.search(queries, k))
+        if self.audit is not None:
+            for row in range(len(queries)):
+                entry.add_passages(hits.index, enumerate((passage for passage, _ in hits.of(row)), 1))
+        return hits
 
     def _chosen(self, choice: Mapping[str, Any]) -> Settings:
         """Return the settings with the choices of a request; RequestError if one is not possible."""
@@ -97,24 +228,17 @@ class SearchService:
 
     def _source(self, settings: Settings, where: Filter | None = None) -> FromRetriever:
         """Return the passages of an index with their retriever; RequestError if the index was not built for it."""
-        assert settings.index is not None
-        lacking = self._lacking(settings.index, settings.retrieval)
-        if lacking is not None:
+        name, options = settings.index, settings.retrieval
+        assert name is not None
+        index = self.indexes.index(name)
+        lacks_words = options.name in ("bm25", "hybrid") and index.bm25_options is None
+        if lacks_words or (options.is_dense and not index.vectors):
             raise errors.RequestError(
-                f"the index {settings.index!r} has no {lacking}, which `retriever` {settings.retrieval.retriever} "
-                "searches: choose another one.",
+                f"the index {name!r} has no {'words' if lacks_words else 'vectors'}, which `retriever` "
+                f"{options.retriever} searches: choose another one.",
                 param="ralm.retriever",
             )
-        if where is not None:
-            return self.indexes.filtered(settings.index, settings.retrieval, where)
-        return self.indexes.source(settings.index, settings.retrieval)
-
-    def _lacking(self, name: str, options: RetrieverOptions) -> str | None:
-        """Return the part that an index lacks for these options; None if it has all."""
-        index = self.indexes.index(name)
-        if options.name in ("bm25", "hybrid") and index.bm25_options is None:
-            return "words"
-        return "vectors" if options.is_dense and not index.vectors else None
+        return self.indexes.source(name, options, where)
 
 
 class ModelService(SearchService):
