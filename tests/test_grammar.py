@@ -106,11 +106,11 @@ def test_keys_are_read_as_the_types_of_their_options() -> None:
 
 
 def test_a_value_with_a_comma_stands_in_quotes() -> None:
-    text = 'device="cuda:0,cuda:1",template_arguments="enable_thinking=false,n=2",timeout=3,dry_run=true'
+    text = 'device="cuda:0,cuda:1",template_arguments="enable_thinking=false,n=2",timeout=3,retries=0'
     options = parse_keys(ModelOptions, text, "lm_args")
     assert options.device == "cuda:0,cuda:1"
     assert options.template_values == {"enable_thinking": False, "n": 2}
-    assert options.api == ApiOptions(timeout=3, dry_run=True)
+    assert options.api == ApiOptions(timeout=3, retries=0)
     assert parse_keys(ModelOptions, keys_text(options, ModelOptions()), "lm_args") == options
 
 

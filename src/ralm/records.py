@@ -328,20 +328,14 @@ def log_tail_mass(log_probs_BC: FloatArray) -> DoubleArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextsAhead:
-    """Texts (B int64 vectors) whose predictions are averaged, with the logarithms of their weights (float64).
+    """Texts (B int64 vectors) whose predictions are averaged.
 
     Their last `written` tokens were generated, and at most `max_tokens` greedy ones follow before they change.
     """
 
     texts: Sequence[IntArray]
-    log_weights_B: DoubleArray
     max_tokens: int
     written: int = 0
-
-    @property
-    def heaviest(self) -> IntArray:
-        """The text with the largest weight, the first of ties."""
-        return self.texts[int(self.log_weights_B.argmax())]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ import pytest
 from ralm import FromRetriever, GenerationOptions, generate
 from ralm.lm.api import tokenizers
 from ralm.lm.api.answers import ServerTokenNames
-from ralm.lm.api.backends import Backend, BackendConfig, Capabilities
+from ralm.lm.api.backend import Backend, BackendConfig, Capabilities
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.lm.api.model import ApiModel
@@ -24,14 +24,14 @@ from ralm.protocols import WritingModel
 from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken
 from tests.api.backings import Backing, CharacterTokenizer, OfModel, OfTable
-from tests.api.dialects import VLLM, Call, Dialect, Handler, LlamaCpp, OpenAI, SGLang, error
+from tests.api.dialects import VLLM, Call, Dialect, Handler, LlamaCpp, OpenAI, error
 from tests.api.scripted_server import ScriptedServer
 from tests.api.writing import Json, RefusedError
 from tests.fakes import SharedWordsRetriever, passages_of
 
 VOCABULARY = 192
 """Characters of a table that knows the probe's text."""
-EXACT: dict[str, Dialect] = {"echo": OpenAI(), "vllm": VLLM(), "sglang": SGLang(), "llama.cpp": LlamaCpp()}
+EXACT: dict[str, Dialect] = {"echo": OpenAI(), "vllm": VLLM(), "llama.cpp": LlamaCpp()}
 """Servers that tell log-probabilities of given texts, by the way of asking them."""
 
 

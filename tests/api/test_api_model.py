@@ -28,7 +28,7 @@ from ralm.protocols import LanguageModel
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.records import FloatArray, IntArray, Request, ScoringSequence
 from tests.api.backings import OfTable
-from tests.api.dialects import Dialect, LlamaCppPython, OpenAI
+from tests.api.dialects import LlamaCppPython, OpenAI
 from tests.api.served import (
     EXACT,
     PASSAGES,
@@ -44,27 +44,26 @@ from tests.api.served import (
 from tests.campaign import examples
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
-EXACT_AND_BIAS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False)}
 TEXT = (
     "The city by the river was built in the spring of a cold year . A list is a sequence and a tuple is a sequence "
     "of the language too , and the length of a list is not the length of the river . In the sea there is a city ."
 )
 
 
-@pytest.fixture(scope="module", params=EXACT_AND_BIAS)
+@pytest.fixture(scope="module", params=EXACT)
 def of_table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiModel]:
     """The table behind each kind of server that tells the log-probabilities of given texts."""
     answers = {"answers": tmp_path_factory.mktemp("answers") / "answers.sqlite"}
-    with served(TABLE, EXACT_AND_BIAS[request.param], options=answers) as (_, model):
+    with served(TABLE, EXACT[request.param], options=answers) as (_, model):
         assert model.backend.name == request.param
         yield model
 
 
-@pytest.fixture(scope="module", params=EXACT_AND_BIAS)
+@pytest.fixture(scope="module", params=EXACT)
 def of_tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiModel]:
     """The built-in model behind each of them."""
     answers = {"answers": tmp_path_factory.mktemp("answers") / "answers.sqlite"}
-    with served(behind(), EXACT_AND_BIAS[request.param], options=answers) as (_, model):
+    with served(behind(), EXACT[request.param], options=answers) as (_, model):
         yield model
 
 
@@ -89,8 +88,6 @@ def test_scores_of_every_kind_of_token(of_tiny: ApiModel) -> None:
     text = tiny().tokenizer.encode("caf\u00e9 \u2014 \u65e5\u672c \U0001f389\n\n\tx  = '\u00df'")
     tokens = np.concatenate([[5], text, [0, 300], text[:4]]).astype(np.int64)
     requests = [Request(tokens[:1], tokens[:0], tokens[1:]), Request(tokens[:3], tokens[3:9], tokens[9:10])]
-    if of_tiny.backend.name == "bias":
-        requests = [Request(tokens[:1], tokens[:0], text)]  # the end of a text is never told
     for one, other in zip(
         Scorer(of_tiny, progress=False).log_probs(requests),
         Scorer(tiny(), progress=False).log_probs(requests),
@@ -121,7 +118,7 @@ def test_evaluations(of_tiny: ApiModel) -> None:
 )
 @pytest.mark.parametrize("prompt", ["The list of the river", "In the city the \u2014\u2014"])
 def test_what_is_generated(of_tiny: ApiModel, parts: Parts, prompt: str) -> None:
-    if of_tiny.backend.name in ("echo", "bias") and "\u2014" in prompt:
+    if of_tiny.backend.name == "echo" and "\u2014" in prompt:
         with pytest.raises(ServerError, match="the text of several tokens or of none"):
             tokens_of(of_tiny, prompt, parts)
         return
@@ -164,7 +161,7 @@ def test_answers(of_tiny: ApiModel, documents: int | None) -> None:
 # Lengths
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
 @pytest.mark.parametrize("length", [200, 223])
 def test_the_length_is_the_most_that_works(kind: str, length: int) -> None:
     backing = OfTable(seed=4, vocabulary=VOCABULARY, max_length=length)
@@ -176,13 +173,13 @@ def test_the_length_is_the_most_that_works(kind: str, length: int) -> None:
         local = OfTable(seed=4, vocabulary=VOCABULARY, max_length=length)
         [found], [expected] = (Scorer(one, progress=False).log_probs([full]) for one in (model, local))
         np.testing.assert_allclose(found, expected, atol=1e-5)
-        beyond = model.backend.prompt_request(text[: longest + 2]) if model.backend.scores_prompts else None
+        beyond = model.backend.scoring_request(text[: longest + 2]) if model.backend.scores_prompts else None
         beyond = beyond or model.backend.choice_request(text[: longest + 1], [7])
         with pytest.raises(ServerError, match="rejected a request"):
             list(model.client.answers([beyond]))
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp", "echo"])
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp", "echo"])
 @pytest.mark.parametrize("parts", [IN_CONTEXT, Parts(reader=Ensemble(documents=2))])
 def test_generation_up_to_the_length(kind: str, parts: Parts) -> None:
     """No request asks for more than fits, and the oldest tokens are dropped as a local model does."""
@@ -199,17 +196,6 @@ def test_a_text_that_is_too_long_for_a_server_that_does_not_say_its_length() -> 
         text = np.arange(300) % 90 + 4
         with pytest.raises(ServerError, match="maximum context length is 200 tokens"):
             Scorer(model, progress=False).log_probs([Request(text[:1], text[1:100], text[100:])])
-
-
-def test_a_dry_run_sends_nothing_and_counts_the_most() -> None:
-    with served(TABLE, EXACT["vllm"], options={"dry_run": True}) as (server, model):
-        sent = len(server.posts)
-        Scorer(model, progress=False).log_probs(
-            [Request(TABLE.tokenizer.encode("The list"), np.arange(4, 8), np.arange(4, 6))]
-        )
-        assert len(server.posts) == sent
-        said = "1 requests would be sent and 0 reused, with 14 tokens in and 1 out at most"
-        assert model.client.usage.describe_dry_run() == said
 
 
 OTHERS = np.array([1254, 3930])

@@ -14,13 +14,13 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import RalmError, ServerError
 from ralm.lm.api.answers import END, Prediction, ServerTokenNames, build_prediction, parse_log_prob, parse_log_probs
-from ralm.lm.api.backends import Backend
+from ralm.lm.api.backend import Backend
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import ScoringSequence
 from tests.api.backings import OfTable
-from tests.api.dialects import VLLM, Dialect, LlamaCpp, OpenAI, SGLang, TextOnly
+from tests.api.dialects import VLLM, Dialect, LlamaCpp, OpenAI, TextOnly
 from tests.api.scripted_server import ScriptedServer
 from tests.api.served import VOCABULARY, backend_named, served
 
@@ -30,17 +30,15 @@ ROWS_NV = TABLE.log_probs(TEXT.tolist())
 DIALECTS: dict[str, Dialect] = {
     "completions": OpenAI(),
     "echo": OpenAI(),
-    "bias": OpenAI(),
     "vllm": VLLM(),
-    "sglang": SGLang(),
     "llama.cpp": LlamaCpp(),
     "chat": OpenAI(),
     "text": TextOnly(),
     "text chat": TextOnly(),
 }
-WRITERS = ("completions", "echo", "bias", "vllm", "sglang", "llama.cpp")
-READERS = ("echo", "vllm", "sglang")
-CHOOSERS = ("bias", "vllm", "sglang", "llama.cpp")
+WRITERS = ("completions", "echo", "vllm", "llama.cpp")
+READERS = ("echo", "vllm")
+CHOOSERS = ("vllm", "llama.cpp")
 
 
 def answered(dialect: Dialect, asked: ApiRequest, backing: OfTable = TABLE) -> Any:
@@ -79,26 +77,6 @@ def test_what_is_written(name: str, most: int) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("likeliest", [1, 5])
-def test_what_is_read(name: str, likeliest: int) -> None:
-    one = named(name, likeliest)
-    read = one.prompt_predictions(answered(DIALECTS[name], one.prompt_request(TEXT)), TEXT)
-    assert [found.token for found in read] == [*TEXT[1:].tolist(), ROWS_NV[-1].argmax()]
-    for found, row_V in zip(read, ROWS_NV, strict=True):
-        check_prediction(found, row_V, likeliest)
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_the_end_of_a_prompt_is_read_as_with_the_rest(name: str) -> None:
-    one = named(name)
-    answer = answered(DIALECTS[name], one.prompt_request(TEXT))
-    whole = one.prompt_predictions(answer, TEXT)
-    for begin in (1, 4, len(TEXT) - 1, len(TEXT)):
-        found = one.prompt_predictions(answer, TEXT, begin)
-        assert [repr(each) for each in found] == [repr(each) for each in whole[begin - 1 :]]
-
-
-@pytest.mark.parametrize("name", READERS)
 def test_the_scores_of_some_tokens(name: str) -> None:
     one = named(name)
     answer = answered(DIALECTS[name], one.scoring_request(TEXT))
@@ -115,10 +93,6 @@ def test_scores_ask_for_no_other_tokens() -> None:
     [choice] = answered(VLLM(), named("vllm").scoring_request(TEXT))["choices"]
     assert [len(one) for one in choice["prompt_logprobs"][1:]] == [1] * (len(TEXT) - 1)
     assert choice["logprobs"] is None
-    told = answered(SGLang(), named("sglang").scoring_request(TEXT))["meta_info"]
-    assert [name for name in told if "logprobs" in name] == ["input_token_logprobs", "output_token_logprobs"]
-    told = answered(SGLang(), named("sglang").choice_request(TEXT, [40]))["meta_info"]
-    assert "output_top_logprobs" not in told
     with served(TABLE, VLLM()) as (server, model):
         [found_P] = model.score([ScoringSequence(TEXT, np.array([2, 5]))])
         assert server.posts[-1].body["prompt_logprobs"] == 0
@@ -151,15 +125,11 @@ def test_the_end_of_a_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("likeliest", [1, 5])
-def test_an_end_behind_a_prompt(name: str, likeliest: int) -> None:
-    """Some servers do not tell the end; the prompt is read all the same."""
+def test_a_prompt_that_the_server_ends_is_scored(name: str) -> None:
     backing = next(table for seed in range(1000) if ends_of(table := ending(seed)) == [0])
-    one = named(name, likeliest, backing)
-    read = one.prompt_predictions(answered(DIALECTS[name], one.prompt_request(TEXT), backing), TEXT)
-    assert [found.token for found in read] in (TEXT[1:].tolist(), [*TEXT[1:].tolist(), 0])
-    for found, row_V in zip(read, backing.log_probs(TEXT.tolist()), strict=False):
-        check_prediction(found, row_V, likeliest)
+    one, places = named(name, 5, backing), np.arange(1, len(TEXT))
+    scored = one.scored_log_probs(answered(DIALECTS[name], one.scoring_request(TEXT), backing), TEXT, places)
+    assert scored == pytest.approx(backing.log_probs(TEXT.tolist())[places - 1, TEXT[places]].tolist(), abs=1e-5)
 
 
 def ending(seed: int) -> OfTable:
@@ -252,7 +222,6 @@ def parsed(name: str) -> Iterator[tuple[str, JsonObject, Callable[[JsonObject], 
     if one.scores_prompts:
         places = np.arange(1, len(TEXT))
         scored = lambda answer: one.scored_log_probs(answer, TEXT, places)  # noqa: E731
-        asked.append(("reading", one.prompt_request(TEXT), lambda answer: one.prompt_predictions(answer, TEXT)))
         asked.append(("scoring", one.scoring_request(TEXT), scored))
     if one.max_chosen:
         chosen = lambda answer: one.chosen_log_probs(answer, [40])  # noqa: E731
@@ -303,7 +272,6 @@ def test_whatever_an_answer_holds_it_is_read_or_refused(name: str) -> None:
 FIGURES: dict[str, tuple[Any, ...]] = {
     "echo": ("choices", 0, "logprobs", "token_logprobs", 3),
     "vllm": ("choices", 0, "prompt_logprobs", 3, str(TEXT[3]), "logprob"),
-    "sglang": ("meta_info", "input_token_logprobs", 3, 0),
 }
 
 
@@ -312,9 +280,6 @@ FIGURES: dict[str, tuple[Any, ...]] = {
 def test_a_figure_that_is_none_is_never_read(name: str, new: Any) -> None:
     """A log-probability of a prompt's token that is not there, or no number, or above 0."""
     one = named(name)
-    answer = changed(answered(DIALECTS[name], one.prompt_request(TEXT)), FIGURES[name], new)
-    with pytest.raises(ServerError):
-        one.prompt_predictions(answer, TEXT)
     answer = changed(answered(DIALECTS[name], one.scoring_request(TEXT)), FIGURES[name], new)
     with pytest.raises(ServerError):
         one.scored_log_probs(answer, TEXT, np.array([9]))
@@ -323,7 +288,6 @@ def test_a_figure_that_is_none_is_never_read(name: str, new: Any) -> None:
 LISTS: dict[str, list[tuple[Any, ...]]] = {
     "echo": [("choices", 0, "logprobs", key) for key in ("tokens", "token_logprobs", "top_logprobs")],
     "vllm": [("choices", 0, "prompt_logprobs")],
-    "sglang": [("meta_info", key) for key in ("input_token_logprobs", "input_top_logprobs")],
 }
 
 
@@ -331,7 +295,7 @@ LISTS: dict[str, list[tuple[Any, ...]]] = {
 @pytest.mark.parametrize("change", ["one less", "one more", "shifted", "another token"])
 def test_log_probabilities_of_other_tokens_are_refused(name: str, change: str) -> None:
     one = named(name)
-    answer = answered(DIALECTS[name], one.prompt_request(TEXT))
+    answer = answered(DIALECTS[name], one.scoring_request(TEXT))
     tokens = TEXT.copy()
     if change == "another token":
         tokens[4] = tokens[4] + 1
@@ -341,7 +305,7 @@ def test_log_probabilities_of_other_tokens_are_refused(name: str, change: str) -
             new = {"one less": told[:-1], "one more": [*told, told[-1]], "shifted": [*told[1:], told[-1]]}[change]
             answer = changed(answer, path, new)
     with pytest.raises(ServerError):
-        one.prompt_predictions(answer, tokens)
+        one.scored_log_probs(answer, tokens, np.array([9]))
 
 
 def test_a_list_for_the_chat_form_of_log_probabilities() -> None:

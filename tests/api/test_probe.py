@@ -19,7 +19,7 @@ from ralm.errors import ModelError, RalmError, ServerError, UsageError
 from ralm.lm.api import tokenizers
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.model import ApiModel
-from ralm.lm.api.probe import cache_difference, load_api_model, probe_server
+from ralm.lm.api.probe import load_api_model, probe_server
 from ralm.lm.scoring import Scorer
 from ralm.protocols import UNLIMITED
 from ralm.reading.plan import PlanOptions
@@ -34,7 +34,6 @@ from tests.api.dialects import (
     LlamaCpp,
     LlamaCppPython,
     OpenAI,
-    SGLang,
     TextOnly,
     TransformersServe,
 )
@@ -56,7 +55,7 @@ from tests.campaign import sampled
 from tests.cli.program import done, ralm
 
 TABLE = OfTable(seed=3, vocabulary=VOCABULARY)
-SERVERS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False), "llama-cpp-python": LlamaCppPython()}
+SERVERS: dict[str, Dialect] = {**EXACT, "llama-cpp-python": LlamaCppPython()}
 
 
 def asked_how(model: ApiModel) -> tuple[str, int, bool, str, int]:
@@ -70,12 +69,11 @@ def asked_how(model: ApiModel) -> tuple[str, int, bool, str, int]:
         (OpenAI(), ("echo", 5, True, "chosen", UNLIMITED)),
         (OpenAI(most_likeliest=20), ("echo", 20, True, "chosen", UNLIMITED)),
         (OpenAI(most_likeliest=1), ("echo", 1, True, "chosen", UNLIMITED)),
-        (OpenAI(echoes=False), ("bias", 5, True, "chosen", UNLIMITED)),
+        (OpenAI(echoes=False), ("completions", 5, True, "top_k", UNLIMITED)),
         (VLLM(), ("vllm", 20, True, "chosen", 254)),
         (VLLM(max_logprobs=100), ("vllm", 100, True, "chosen", 254)),
         (VLLM(max_logprobs=1), ("vllm", 1, True, "chosen", 254)),
         (VLLM(knows_token_ids=False), ("echo", 20, True, "chosen", 254)),
-        (SGLang(), ("sglang", 100, True, "chosen", 254)),
         (LlamaCpp(), ("llama.cpp", 100, True, "chosen", 255)),
         (LlamaCppPython(), ("completions", 100, False, "top_k", UNLIMITED)),
         (LlamaCppPython(logits_all=False), ("text", 0, False, "text", UNLIMITED)),
@@ -112,7 +110,7 @@ def test_ollama_is_named_with_what_to_use_instead() -> None:
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("likeliest", [1, 1000])
 def test_as_many_likeliest_as_the_options_ask_for_and_the_server_lists(kind: str, likeliest: int) -> None:
-    most = {"echo": 5, "vllm": 20, "sglang": VOCABULARY, "llama.cpp": VOCABULARY}[kind]
+    most = {"echo": 5, "vllm": 20, "llama.cpp": VOCABULARY}[kind]
     with served(TABLE, EXACT[kind], options={"top_logprobs": likeliest}) as (_, model):
         assert model.backend.name == kind
         assert model.backend.top_logprobs == min(likeliest, most)
@@ -307,22 +305,6 @@ def test_other_weights_that_write_the_same_tokens_are_another_model(dialect: Dia
         other.client.close()
 
 
-class Warmer(faults.Fault):
-    """Figures that moved, as those of a prompt cache do."""
-
-    def backing(self, backing: Any) -> Any:
-        return faults._Changed(backing, rows=lambda rows: 1.01 * rows)
-
-
-@pytest.mark.parametrize("dialect", [OpenAI(), VLLM(), LlamaCpp(), ChatsOnly(), TextOnly()], ids=str)
-def test_figures_that_are_asked_for_again(dialect: Dialect) -> None:
-    with served(TABLE, dialect) as (server, model):
-        assert cache_difference(model) == (None if model.tier == "text" else 0)
-        server.faults = lambda sent: Warmer() if server.times_asked[sent.asked] > 1 else None
-        moved = cache_difference(model)
-        assert moved is None if model.tier == "text" else (moved or 0) > 0.01
-
-
 class OtherWeights:
     """A server that has loaded the same weights from somewhere else, with fewer bits."""
 
@@ -375,7 +357,7 @@ def test_a_way_that_failed_is_tried_again_by_the_next_process() -> None:
     """A failure may be over by then; what was found without that way is not kept."""
     with ScriptedServer(TABLE, OpenAI(), faults=[faults.Status(500)] * 4) as server:
         models = [opened(server, retries=0) for _ in range(2)]
-        assert [model.backend.name for model in models] == ["bias", "echo"]
+        assert [model.capabilities.config.describe() for model in models] == ["echo of text", "echo of token ids"]
         for model in models:
             model.client.close()
 
@@ -468,6 +450,5 @@ def test_the_probe_names_the_flag(tmp_path: Path) -> None:
         asked = ["probe", f"{server.url}#m", "--lm-args", f"tokenizer=ralm-tiny,answers={tmp_path / 'a.sqlite'}"]
         told = done(*asked)
         assert "not reported; write --lm-args context_length=N" in told.out
-        assert "asked again         no figures" in told.out
         assert told.err == ""
         assert "reads at once       99 tokens" in ralm(*asked, "--lm-args", "context_length=100").out

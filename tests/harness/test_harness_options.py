@@ -69,7 +69,6 @@ def test_a_batch_size_may_be_automatic(size: str | None) -> None:
         ("lm=gpt2,index=here,block=8", r'^`block` has no effect without `windows="blocked"`\.$'),
         ("lm=gpt2,batch_size=4,max_batch_size=8", r"^`max_batch_size` has no effect without `batch_size=auto`\.$"),
         ("lm=ralm-tiny,lm_args=retries=3", "lm_args retries=3 is for models behind an API: leave it out for ralm-tiny"),
-        ("lm=http://localhost:1#m,lm_args=dry_run=true", "dry_run would give the harness figures"),
         ("lm=gpt2,batch_size=many", r"batch_size must be a whole number, not 'many'\.$"),
     ],
 )

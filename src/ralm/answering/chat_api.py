@@ -83,7 +83,7 @@ class ChatApi:
         if options.stop:
             body["stop"] = [*options.stop]
         tokens = sum(len(message.content.encode()) for message in asked.messages)
-        return http.ApiRequest("/chat/completions", body, tokens, options.new_tokens).parsed(_answer_text, str)
+        return http.ApiRequest("/chat/completions", body, tokens, options.new_tokens, parse=_answer_text)
 
 
 def _passages(question: str, source: FromRetriever | None, reader: Reader) -> list[Passage]:

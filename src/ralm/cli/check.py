@@ -148,8 +148,7 @@ def probe_command(
     """Probe a server of a language model: which log-probabilities it returns.
 
     The server scores and continues a known text in several ways, and its figures must agree with each other. Other
-    commands probe on first contact; this one always does, and prints the result. It also asks for the same figures of a
-    new prompt twice, since the prompt caches of servers move them, and prints by how much.
+    commands probe on first contact; this one always does, and prints the result.
 
     Example: `ralm probe http://localhost:8000#my-model`
     """
@@ -161,10 +160,7 @@ def probe_command(
 
     model_options.check_effect(lm)
     model = probe_language_model(lm, model_options.api)
-    from ralm.lm.api.probe import cache_difference  # needs the extra, like the line before
-
-    with model.client:
-        difference = cache_difference(model)
+    model.client.close()
     probed, config, scores_prompts = model.capabilities, model.capabilities.config, model.backend.scores_prompts
     length = f"{probed.max_length:,} tokens" if probed.max_length else "not reported; write --lm-args context_length=N"
     capabilities = {
@@ -174,7 +170,6 @@ def probe_command(
         "most likely tokens": config.top_logprobs or "none",
         "BOS": "put before text by the server" if config.begin is not None else "none added",
         "reads at once": length,
-        "asked again": "no figures" if difference is None else f"figures differ by at most {difference:.2g} nats",
     }
 
     def print_capabilities() -> None:
@@ -185,5 +180,5 @@ def probe_command(
             print_line(f"  not {what}: {reason}")
         print_line(f"  {model.client.usage.describe()}")
 
-    result = {"name": model.name, **asdict(probed), "tier": model.backend.tier, "cache_difference": difference}
+    result = {"name": model.name, **asdict(probed), "tier": model.backend.tier}
     return flags.Output(lambda: result, print_capabilities)

@@ -15,7 +15,7 @@ import typer
 from pydantic import JsonValue
 
 from ralm.cli.help import group_of
-from ralm.cli.process import dry_run_outputs, with_flags
+from ralm.cli.process import with_flags
 from ralm.cli.settings import SETTINGS_OPTION, with_file
 from ralm.errors import RalmError, UsageError
 from ralm.grammar import keys_of, parse_keys
@@ -95,17 +95,13 @@ def command(function: Callable[..., Output | None], *, settings: bool = False) -
         try:
             chosen = (key for key, flag in flags.items() if key in user_flags or flag.option.part == "keys")
             read = {key: _value(flags[key], values[key]) for key in chosen}
-            is_dry = "lm_args" in read and read["lm_args"].api.dry_run
-            with dry_run_outputs(read) if is_dry else nullcontext(read) as used:
-                arguments = make_record(record, used)
-                check_effects(arguments, user_flags)
-                passed = {name: getattr(arguments, name) for name, _, _ in taken}
-                passed |= {name: _maker(later, used) for name, later in made_later.items()}
-                output = function(
-                    **passed, **({"user_flags": user_flags} if "user_flags" in signature.parameters else {})
-                )
-                if output is not None:
-                    output.print(**{name: getattr(arguments, name) for name in formats})
+            arguments = make_record(record, read)
+            check_effects(arguments, user_flags)
+            passed = {name: getattr(arguments, name) for name, _, _ in taken}
+            passed |= {name: _maker(later, read) for name, later in made_later.items()}
+            output = function(**passed, **({"user_flags": user_flags} if "user_flags" in signature.parameters else {}))
+            if output is not None:
+                output.print(**{name: getattr(arguments, name) for name in formats})
         except RalmError as error:
             error.args = (with_file(with_flags(str(error), names), context),)
             raise

@@ -128,5 +128,4 @@ def _close(keys: Sequence[tuple[str, ModelOptions]]) -> None:
         client: Any = getattr(_opened.pop(key), "client", None)
         if client is not None:
             client.close()
-            spent, dry = client.usage, client.options.dry_run
-            print_note(f"{client.endpoint.model}: {spent.describe_dry_run() if dry else spent.describe()}")
+            print_note(f"{client.endpoint.model}: {client.usage.describe()}")

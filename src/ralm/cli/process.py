@@ -8,13 +8,12 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from threading import Timer, current_thread, main_thread
 from types import FrameType
 from typing import Any, Final, NoReturn
 
 from ralm.errors import RalmWarning
-from ralm.storage.work import scratch_folder
 from ralm.terminal import no_progress, one_line
 
 _PYTHONS_OWN: Final = warnings.showwarning
@@ -140,11 +139,3 @@ def signals_unwind() -> Iterator[None]:
             raise
     if received:  # also if code that catches everything caught the exception
         sys.exit(128 + received[0])
-
-
-@contextmanager
-def dry_run_outputs(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the values of flags in a dry run, with outputs in a folder that is removed at the end."""
-    with scratch_folder() as folder, redirect_stdout(io.StringIO()):
-        outputs = [name for name in ("out", "report") if values.get(name) is not None]
-        yield {**values, **{name: folder / name for name in outputs}}

@@ -43,8 +43,6 @@ class HarnessOptions(PlannedOptions):
         check_options(self)
         self.check_source()
         self.reading.parts().require_average("a task of the harness")
-        if self.model.api.dry_run:
-            raise UsageError("`dry_run` would give the harness figures that mean nothing: leave it out.")
         self.model.check_effect(self.lm)
 
 

@@ -253,7 +253,7 @@ class Decoder:
         """Return the texts of an average, which only grow until they are retrieved for again or fill the model."""
         remaining = min(state.readings_end, self._options.new_tokens) - state.written
         room = self._max_length - max(map(len, texts))
-        return TextsAhead(texts, state.readings.log_weights_K, min(remaining, room), state.written)
+        return TextsAhead(texts, min(remaining, room), state.written)
 
     def _draw(self, state: PromptState, rows: range) -> Draw:
         """Return how the next token of a text is drawn from the predictions after its prompt prefixes."""

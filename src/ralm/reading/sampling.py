@@ -212,9 +212,7 @@ def _greedy(bounds: Bounds, chosen: Callable[[IntArray], NextTokens] | None, top
     """Return the token with the highest lower bound, after a request for all that may be more likely."""
     if chosen is not None and not (bounds.certified and bounds.exact):
         contenders = bounds.contenders[bounds.contenders >= 0]  # the end of a text may have no id
-        log_probs_KC = chosen(contenders).log_probs_BC
-        known_C = ~np.isnan(log_probs_KC).any(axis=0)
-        bounds = bounds.knowing(contenders[known_C], log_probs_KC[:, known_C])
+        bounds = bounds.knowing(contenders, chosen(contenders).log_probs_BC)
     best = bounds.best
     return Drawn(
         token=int(bounds.tokens_Y[best]),

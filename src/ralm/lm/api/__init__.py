@@ -4,10 +4,10 @@
     http.py           one request, the errors of servers in a sentence, and requests that `ralm serve` passes on
     client.py         many requests: in order, several at once, equal ones once; stored answers, usage and its limit
     answers.py        predictions of next tokens, parsed from answers
-    backends/         requests and answers of each kind of server
+    backend.py        the interface of requests and answers; openai.py and llamacpp.py have those of servers
     tokenizers.py     the tokenizer of a model
     probe.py          first contact: the kind of a server, and the best backend that works
-    model.py          the language model, and the texts that it continues, several tokens ahead
+    model.py          the language model, and the texts that it continues
 
 Needs the extra `api`, except for `endpoint.py`. No other package imports `httpx2`.
 """

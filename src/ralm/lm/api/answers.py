@@ -32,7 +32,6 @@ _LARGEST_COUNT: Final = 1 << 53
 _COUNTS: Final = (
     ("usage", "prompt_tokens", "completion_tokens"),  # OpenAI's API
     ("usage", "input_tokens", "output_tokens"),  # its responses
-    ("meta_info", "prompt_tokens", "completion_tokens"),  # SGLang's own
     (None, "tokens_evaluated", "tokens_predicted"),  # llama.cpp's own
 )
 """The object in an answer with its counts of tokens, and its fields for tokens in and out."""
@@ -42,8 +41,7 @@ _COUNTS: Final = (
 class Prediction:
     """The next token of a text, and those that a server lists (`tokens_C` int64, `log_probs_C` float32).
 
-    `token` is `NOT_LISTED` if its name stands for several; `log_prob` is NaN if the server returns none. Any token that
-    is not listed has a log-probability of at most `rest`.
+    `log_prob` is NaN if the server returns none. Any token that is not listed has a log-probability of at most `rest`.
     """
 
     token: int
@@ -59,7 +57,7 @@ class Prediction:
 
 
 def build_prediction(
-    token: int | None, log_prob: float, listed: Sequence[tuple[int | None, float]], requested: int
+    token: int, log_prob: float, listed: Sequence[tuple[int | None, float]], requested: int
 ) -> Prediction:
     """Return the prediction of a server that lists these tokens, in any order, when `requested` were requested.
 
@@ -69,10 +67,7 @@ def build_prediction(
     """
     by_id = {number: value for number, value in listed if number is not None}
     nameless = [value for number, value in listed if number is None]
-    if token is None:
-        if not any(abs(value - log_prob) <= _ROUNDING for value in nameless):
-            nameless.append(log_prob)
-    elif abs(by_id.get(token, log_prob) - log_prob) > _ROUNDING:
+    if abs(by_id.get(token, log_prob) - log_prob) > _ROUNDING:
         nameless.append(by_id.pop(token))  # of another token with the same name
     every = np.sort(np.array([*by_id.values(), *nameless], dtype=np.float32))[::-1]
     added = len(every) != requested or len(nameless) > 0
@@ -81,10 +76,9 @@ def build_prediction(
     if len(top) >= requested > 0:
         rest = min(rest, float(top[requested - 1]))
     rest = max([rest, *nameless])
-    if token is not None:
-        by_id.setdefault(token, log_prob)
+    by_id.setdefault(token, log_prob)
     return Prediction(
-        token=NOT_LISTED if token is None else token,
+        token=token,
         log_prob=log_prob,
         tokens_C=np.array([*by_id], dtype=np.int64),
         log_probs_C=np.array([*by_id.values()], dtype=np.float32),

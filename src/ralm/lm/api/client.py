@@ -62,11 +62,6 @@ class ApiUsage:
         tokens = f"{self.tokens_in:,} tokens in and {self.tokens_out:,} out"
         return f"{self.requests:,} requests sent and {self.reused:,} reused, {'about ' * bool(self.estimated)}{tokens}"
 
-    def describe_dry_run(self) -> str:
-        """Return the usage of a dry run in words."""
-        tokens = f"{self.tokens_in:,} tokens in and {self.tokens_out:,} out"
-        return f"{self.requests:,} requests would be sent and {self.reused:,} reused, with {tokens} at most"
-
 
 class Budget:
     """A count of requests and their tokens, for several threads, that rejects requests beyond `max_requests`."""
@@ -144,7 +139,6 @@ class Client:
         self.endpoint = endpoint
         self.options = options or ApiOptions()
         self.identity = ""
-        self._is_dry = False
         self._budget = Budget(self.options.max_requests)
         self._transport = Transport(endpoint, self.options, partial(self._budget.count, retries=1))
         self.store = AnswerStore(self.options.answers or default_answers())
@@ -197,11 +191,6 @@ class Client:
         finally:
             self._end(call)
 
-    def start_dry_run(self) -> None:
-        """Send nothing from now on: answers that are not stored are guesses, and `usage` counts the most of the job."""
-        self._is_dry = True
-        self._budget = Budget(None)
-
     def close(self) -> None:
         """Stop, store the answers in flight, and end the thread; further calls do nothing."""
         try:
@@ -220,10 +209,6 @@ class Client:
         elif self.identity and (stored := self._stored(key, request)) is not None:
             self._budget.count(reused=1)
             outcome.answer, outcome.is_known = stored, True
-        elif self._is_dry:
-            self._budget.sent()
-            self._budget.answered(request, {})
-            outcome.is_known = True
         else:
             self._loop.start(partial(self._request, call, outcome, key, request, self.identity))
         call.outcomes[key] = outcome
@@ -238,7 +223,7 @@ class Client:
             raise self._budget.used_up()  # with the tokens of all answers before
         if isinstance(answer, Exception):
             raise answer
-        return request.guess() if answer is None else request.parse(answer)
+        return request.parse(answer)
 
     async def _request(
         self, call: "_Call", outcome: "_Outcome", key: bytes, request: ApiRequest, identity: str
@@ -295,9 +280,9 @@ class Client:
 
 
 class _Outcome:
-    """The answer or the error of a request, None in a dry run, once it is known."""
+    """The answer or the error of a request, once it is known."""
 
-    answer: JsonObject | Exception | None = None
+    answer: JsonObject | Exception
     is_known = False
 
 

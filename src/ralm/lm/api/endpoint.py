@@ -175,7 +175,7 @@ class ApiOptions(RequestOptions):
     """How a server of a language model is asked.
 
     `context_length` is for servers that do not report it, some of which truncate a longer text silently; it can only
-    lower a reported length. A `dry_run` sends only the requests of the first contact with a server.
+    lower a reported length.
     """
 
     tokenizer: Annotated[
@@ -197,6 +197,3 @@ class ApiOptions(RequestOptions):
         int | None,
         Option("API: context length of the model, new tokens included.", minimum=3, default_text="the server's value"),
     ] = None
-    dry_run: Annotated[
-        bool, Option("API: report the maximum number of requests and tokens of the job, and send none.")
-    ] = False

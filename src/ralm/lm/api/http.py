@@ -12,8 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -48,7 +47,7 @@ _BYTES_A_LISTED_TOKEN: Final = 256
 """The maximum size of an answer: fixed bytes, and bytes for each token that may be listed at each position."""
 _LISTED: Final = 20
 """Tokens listed at each position if the request names no larger number."""
-_LISTING: Final = ("logprobs", "prompt_logprobs", "top_logprobs", "n_probs", "top_logprobs_num")
+_LISTING: Final = ("logprobs", "prompt_logprobs", "top_logprobs", "n_probs")
 """Fields in which requests name it."""
 _BYTES_OF_OTHERS: Final = 16 << 20
 """The longest answer to a request that is not for tokens, such as the list of a provider's models."""
@@ -64,7 +63,7 @@ _BROKEN: Final = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, Unico
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ApiRequest:
-    """A POST; `parse` makes what the caller gets of an answer, or raises ServerError, and `guess` that of a dry run."""
+    """A POST; `parse` makes what the caller gets of an answer, or raises ServerError."""
 
     path: str
     body: Mapping[str, JsonValue]
@@ -72,11 +71,6 @@ class ApiRequest:
     max_new_tokens: int = 0
     retries: int | None = None
     parse: Callable[[JsonObject], Any] = lambda answer: answer
-    guess: Callable[[], Any] = dict
-
-    def parsed(self, parse: Callable[[JsonObject], Any], guess: Callable[[], Any] = dict) -> "ApiRequest":
-        """Return the request with another `parse` and `guess`."""
-        return replace(self, parse=parse, guess=guess)
 
     @property
     def max_bytes(self) -> int:
@@ -351,13 +345,10 @@ def _seconds_to_retry(outcome: _Answer | Exception, tries: int) -> float | None:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds that a server asks to wait, in milliseconds, in seconds or as a date; 0 if it names none."""
-    for name, divisor in (("retry-after-ms", 1000), ("retry-after", 1)):
-        with suppress(KeyError, ValueError):
-            if isfinite(seconds := float(headers[name]) / divisor):
-                return seconds
-    with suppress(KeyError, ValueError, OverflowError):
-        return parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time()
+    """Return the seconds that a server asks to wait; 0 if it names none."""
+    with suppress(KeyError, ValueError):
+        if isfinite(seconds := float(headers["retry-after"])):
+            return seconds
     return 0.0
 
 

@@ -1,17 +1,17 @@
-"""A language model behind an API, the texts that it continues, and its dry run.
+"""A language model behind an API, and the texts that it continues.
 
-What the server returns decides what the model can do; see `ralm.lm.api.backends`.
+What the server returns decides what the model can do; see `ralm.lm.api.backend`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.lm.api.answers import END, END_PREDICTION, Prediction, merge_predictions, unexpected
-from ralm.lm.api.backends import Backend, Capabilities
+from ralm.lm.api.answers import END, Prediction, merge_predictions, unexpected
+from ralm.lm.api.backend import Backend, Capabilities
 from ralm.lm.api.client import Client
 from ralm.lm.api.http import ApiRequest
 from ralm.protocols import UNLIMITED, FullTokenizer, Tier
@@ -20,8 +20,6 @@ from ralm.validation import check_scores
 
 _MAX_KNOWN: Final = 4096
 """Texts with a known prediction before old ones are dropped; each holds its tokens."""
-_DRAFTED: Final = 8
-"""Tokens of a draft; tokens after a mismatch are discarded."""
 
 
 class ApiModel:
@@ -93,8 +91,6 @@ class ApiModel:
             log_probs: list[float] = []
             while len(log_probs) < len(sequence.targets_P):
                 log_probs += next(answers)
-            if np.isnan(log_probs).any():
-                raise unexpected(f"{self.name} returns no log-probability for the end of a text, which it has to score")
             yield np.array(log_probs, dtype=np.float32)
 
     def _requests(self, sequence: ScoringSequence) -> Iterator[ApiRequest]:
@@ -107,24 +103,16 @@ class ApiModel:
 
 
 class ApiContinuations:
-    """Texts that are continued, with the server's predictions, which are read several tokens ahead.
-
-    One text: the server generates all tokens that will be needed in one request. Several texts whose predictions are
-    averaged: the most likely text drafts some tokens; then one request for each of the others reads that draft and
-    returns the top tokens at each position. While the average writes the draft, no more requests are needed.
-    """
+    """Texts that are continued, with the server's predictions: one request generates all tokens that a text needs."""
 
     def __init__(self, model: ApiModel) -> None:
         self._client = model.client
         self._backend = model.backend
         self._model = model
-        self._name = model.name
-        self._max_length = model.max_length
-        self._end = model.tokenizer.end_token
         self._predictions: dict[bytes, Prediction] = {}
 
     def read_ahead(self, several: Sequence[TextsAhead]) -> None:
-        """Request several tokens at once for averages with a text whose prediction is not known."""
+        """Request all tokens that follow a text whose prediction is not known; not for averages of several texts."""
         if len(self._predictions) >= _MAX_KNOWN:  # drop the predictions for texts that no current text begins with
             begins = tuple(text.tobytes() for ahead in several for text in ahead.texts)
             needed = [text for text in self._predictions if text.startswith(begins)]
@@ -132,30 +120,23 @@ class ApiContinuations:
         unknown = [ahead for ahead in several if ahead.max_tokens > 0 and not all(map(self._knows, ahead.texts))]
         if not self._backend.continues_own_text and any(ahead.written for ahead in unknown):
             raise self._not_continued(unknown)
-        single = [(ahead.texts[0], ahead.max_tokens) for ahead in unknown if len(ahead.texts) == 1]
-        alone = {text.tobytes(): (text, count) for text, count in single}
-        drafts = self._backend.scores_prompts
-        drafting = [ahead for ahead in unknown if drafts and len(ahead.texts) > 1 and ahead.max_tokens > 1]
-        first = {ahead.heaviest.tobytes(): (ahead.heaviest, min(ahead.max_tokens, _DRAFTED)) for ahead in drafting}
-        self._generate([*(first | alone).values()])
-        self._read([(text, self._draft(ahead)) for ahead in drafting for text in ahead.texts])
-        self._read_ends([text for ahead in several if len(ahead.texts) > 1 for text in ahead.texts])
+        self._generate([(ahead.texts[0], ahead.max_tokens) for ahead in unknown if len(ahead.texts) == 1])
 
     def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
         """Return the predictions as `Continuations` does."""
-        self._generate([(text, 1) for text in {text.tobytes(): text for text in texts}.values()])
+        self._generate([(text, 1) for text in texts])
         return merge_predictions([self._predictions[text.tobytes()] for text in texts])
 
     def _not_continued(self, unknown: Sequence[TextsAhead]) -> Exception:
         """Return the error if an answer to a message would have to be continued."""
         if any(len(ahead.texts) == 1 and self._knows(ahead.texts[0][:-1]) for ahead in unknown):
             return unexpected(
-                f"{self._name} returns its answer up to a token whose name is the text of several tokens or of none, "
-                "such as a part of a character, and cannot continue from there"
+                f"{self._model.name} returns its answer up to a token whose name is the text of several tokens or of "
+                "none, such as a part of a character, and cannot continue from there"
             )
         return UsageError(
-            f"{self._name} answers messages and cannot continue a text that it began: let it answer from one passage, "
-            "or from each passage alone, without retrieving again during the answer."
+            f"{self._model.name} answers messages and cannot continue a text that it began: let it answer from one "
+            "passage, or from each passage alone, without retrieving again during the answer."
         )
 
     def _generate(self, texts: Sequence[tuple[IntArray, int]]) -> None:
@@ -163,55 +144,14 @@ class ApiContinuations:
         texts = [(text, count) for text, count in texts if not self._knows(text)]
         answers = self._client.answers(self._backend.generation(text, count) for text, count in texts)
         for (text, _), predictions in zip(texts, answers, strict=True):
-            self._keep(text, predictions)
+            for prediction in predictions:  # of the text, and of the text with each predicted token in turn
+                self._predictions.setdefault(text.tobytes(), prediction)
+                text = np.append(text, prediction.token)
         missing = [(text, count) for text, count in texts if not self._knows(text)]
         if any(count == 1 for _, count in missing):
-            raise unexpected(f"{self._name} generates nothing after a text.")
+            raise unexpected(f"{self._model.name} generates nothing after a text.")
         if missing:  # the server did not return the first of several tokens: request one
             self._generate([(text, 1) for text, _ in missing])
-
-    def _read(self, drafted: Sequence[tuple[IntArray, IntArray]]) -> None:
-        """Let the server read each text followed by a draft, as far as it reads the same tokens."""
-        drafted = [(text, self._unchanged(text, draft)) for text, draft in drafted if not self._knows(text)]
-        drafted = [(text, draft) for text, draft in drafted if len(draft)]
-        answers = self._client.answers(
-            self._backend.reading(np.concatenate([text, draft]), len(text)) for text, draft in drafted
-        )
-        for (text, _), predictions in zip(drafted, answers, strict=True):
-            self._keep(text, predictions)
-
-    def _read_ends(self, texts: Sequence[IntArray]) -> None:
-        """Let the server read the end token after texts of an average that it ended, to get its log-probability."""
-        if self._end is None or not self._backend.scores_prompts:
-            return
-        self._generate([(text, 1) for text in texts])
-        end = np.array([self._end], dtype=np.int64)
-        ended = {text.tobytes(): text for text in texts if self._predictions[text.tobytes()].token == END}
-        readable = {key: text for key, text in ended.items() if len(self._unchanged(text, end))}
-        for key in readable:
-            del self._predictions[key]
-        self._read([(text, end) for text in readable.values()])
-
-    def _unchanged(self, text: IntArray, draft: IntArray) -> IntArray:
-        """Return the beginning of a draft that the server does not split into other tokens after a text."""
-        while len(draft) and not self._backend.keeps_tokens(np.concatenate([text, draft])):
-            draft = draft[:-1]
-        return draft
-
-    def _keep(self, text: IntArray, predictions: Iterable[Prediction]) -> None:
-        """Keep the prediction for a text, and for the text with each predicted token in turn."""
-        for prediction in predictions:
-            self._predictions.setdefault(text.tobytes(), prediction)
-            text = np.append(text, prediction.token)
-
-    def _draft(self, ahead: TextsAhead) -> IntArray:
-        """Return the known greedy tokens after the most likely text, as many as fit, without the end of the text."""
-        text, draft = ahead.heaviest, list[int]()
-        room = min(_DRAFTED, self._max_length - max(map(len, ahead.texts)))
-        while len(draft) < room and (token := self._predictions.get(text.tobytes(), END_PREDICTION).token) != END:
-            draft.append(token)
-            text = np.append(text, token)
-        return np.array(draft, dtype=np.int64)
 
     def chosen(self, texts: Sequence[IntArray], tokens: IntArray) -> NextTokens:
         """Return what `Continuations` does; listed tokens are not requested. UsageError if there are no others."""

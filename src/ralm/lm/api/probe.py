@@ -9,8 +9,7 @@ The result is stored. Later processes only compare the greedy tokens: the same o
 
 import json
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -22,25 +21,21 @@ from pydantic import TypeAdapter
 from ralm.errors import ModelError, ServerError, UsageError
 from ralm.lm.api import tokenizers
 from ralm.lm.api.answers import END, Prediction, ServerTokenNames, unexpected
-from ralm.lm.api.backends import LENGTHS, Backend, BackendConfig, Capabilities, ServerInfo, openai
-from ralm.lm.api.backends.llamacpp import LLAMA_CPP
-from ralm.lm.api.backends.sglang import SGLANG
-from ralm.lm.api.backends.vllm import VLLM
+from ralm.lm.api.backend import Backend, BackendConfig, Capabilities, ServerInfo
 from ralm.lm.api.client import Client, answer_key
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
 from ralm.lm.api.http import ApiRequest, JsonObject
+from ralm.lm.api.llamacpp import LlamaCppCompletion
 from ralm.lm.api.model import ApiModel
+from ralm.lm.api.openai import NEWER_CHATS, OPENAI_BACKENDS, VllmCompletions
 from ralm.records import IntArray
 
 _LOG: Final = logging.getLogger(__name__)
-_KINDS: Final = (VLLM, LLAMA_CPP, SGLANG)
+_NATIVE: Final[dict[str, type[Backend]]] = {"vllm": VllmCompletions, "llamacpp": LlamaCppCompletion}
+"""The backends of servers, by the owner of their models."""
 BACKENDS: Final[dict[str, type[Backend]]] = {
     backend.name: backend
-    for backend in (
-        *(backend for backend, _ in openai.OPENAI_BACKENDS),
-        *openai.NEWER_CHATS.values(),
-        *(backend for kind in _KINDS for backend in kind.backends),
-    )
+    for backend in (*(backend for backend, _ in OPENAI_BACKENDS), *NEWER_CHATS.values(), *_NATIVE.values())
 }
 _OLLAMA: Final = "library"
 """The owner of the models of Ollama, which reads a template around a text and cuts long ones silently."""
@@ -64,41 +59,12 @@ def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
     model = _probed(name, options, again=False)
     if model.capabilities.max_length is None:
         _LOG.warning("%s does not report its length; write context_length=N, or long texts may be cut", name)
-    if model.client.options.dry_run:
-        model.client.start_dry_run()
     return model
 
 
 def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
     """Load the model behind an API with this name, after a new probe."""
     return _probed(name, options, again=True)
-
-
-def cache_difference(model: ApiModel) -> float | None:
-    """Return how far log-probabilities move, in nats, if a prompt that is new to the server is asked for again."""
-    backend, client = model.backend, model.client
-    client.identity = ""  # so that the client does not reuse the first answer
-    requests: list[Callable[[IntArray], ApiRequest]] = []
-    if not backend.text_only:
-        requests.append(lambda text: backend.generation(text, 1))
-    if backend.scores_prompts:
-        requests.append(lambda text: backend.scoring(text, np.arange(1, len(text))))
-    differences = []
-    for request in requests:
-        begin = [] if backend.config.begin is None else [backend.config.begin]
-        text = np.append(np.array(begin, dtype=np.int64), model.tokenizer.encode(f"{time.time_ns()} {_TEXT}"))
-        [cold], [warm] = (client.answers([request(text)]) for _ in range(2))
-        for before, after in zip(cold, warm, strict=False):
-            pairs = _listed_by_both(before, after) if isinstance(before, Prediction) else [(before, after)]
-            differences += [abs(figure - again) for figure, again in pairs]
-    return max(differences, default=None)
-
-
-def _listed_by_both(cold: Prediction, warm: Prediction) -> list[tuple[float, float]]:
-    listed = (
-        (float(before), warm.listed(int(token))) for token, before in zip(cold.tokens_C, cold.log_probs_C, strict=True)
-    )
-    return [(before, after) for before, after in listed if after is not None and np.isfinite(before)]
 
 
 def _probed(name: str, options: ApiOptions | None, *, again: bool) -> ApiModel:
@@ -111,25 +77,15 @@ def _probed(name: str, options: ApiOptions | None, *, again: bool) -> ApiModel:
 
 
 def detect_server(client: Client) -> ServerInfo:
-    """Return the kind of a server, by the owner of its models or by an endpoint of that kind alone."""
+    """Return the owner of a server's models and what it says of the named one; ServerError if it lacks that."""
     listed = _get_or_empty(client, "/models").get("data")
     models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
     entry = next((model for model in models if model.get("id") == client.endpoint.model), {})
     owner = str((entry or (models[0] if models else {})).get("owned_by", ""))
-    for kind in _KINDS:
-        if kind.owner == owner:
-            if not entry:
-                names = ", ".join(str(model.get("id")) for model in models)
-                raise ServerError(f"{client.endpoint.url} has no model {client.endpoint.model}; it has {names}.", 404)
-            return ServerInfo(kind, entry)
-        if (
-            kind.own_path
-            and client.endpoint.is_url
-            and "model_path" in (fields := _get_or_empty(client, kind.own_path))
-        ):
-            lengths: JsonObject = {name: entry[name] for name in LENGTHS if name in entry}
-            return ServerInfo(kind, {**fields, **lengths})
-    return ServerInfo(None, entry, is_ollama=owner == _OLLAMA)
+    if owner in _NATIVE and not entry:
+        names = ", ".join(str(model.get("id")) for model in models)
+        raise ServerError(f"{client.endpoint.url} has no model {client.endpoint.model}; it has {names}.", 404)
+    return ServerInfo(owner, entry)
 
 
 def _get_or_empty(client: Client, path: str) -> JsonObject:
@@ -146,7 +102,7 @@ class _Probe:
     """A search for the best backend that works on one server, which remembers the answers that it had."""
 
     def __init__(self, name: str, client: Client, server: ServerInfo) -> None:
-        if server.is_ollama:
+        if server.owner == _OLLAMA:
             raise UsageError(
                 f"{client.endpoint.url} is Ollama, whose own API is not used any more: serve the model with "
                 "llama-server of llama.cpp; `ralm serve` still passes requests on to Ollama."
@@ -209,10 +165,10 @@ class _Probe:
 
     def _configs(self, ruled_out: Sequence[tuple[str, ServerError]]) -> Iterator[BackendConfig]:
         """Yield the backends to try, the best first; newer chats if the error of a chat asks for them."""
-        native = self._server.kind.backends if self._server.kind else ()
-        for backend, as_ids in (*((backend, True) for backend in native), *openai.OPENAI_BACKENDS):
+        native = [(_NATIVE[self._server.owner], True)] if self._server.owner in _NATIVE else []
+        for backend, as_ids in (*native, *OPENAI_BACKENDS):
             yield BackendConfig(backend=backend.name, as_ids=as_ids)
-            newer = openai.NEWER_CHATS.get(backend)
+            newer = NEWER_CHATS.get(backend)
             if newer is not None and newer.max_tokens_field in str(ruled_out[-1][1]):
                 yield BackendConfig(backend=newer.name, as_ids=False)
 
@@ -314,12 +270,10 @@ class _Probe:
         while len(tokens) > 1 and not backend.keeps_tokens(np.append(text, tokens)):
             tokens.pop()
         prompt = np.concatenate([text, np.array(tokens, dtype=np.int64)])
-        read = backend.prompt_predictions(self._answer(backend.prompt_request(prompt)), prompt, len(text))
         answer = self._answer(backend.scoring_request(prompt))
         scored = backend.scored_log_probs(answer, prompt, np.arange(len(text), len(prompt)))
-        for prediction, log_prob, other in zip(read[: len(tokens)], scored, greedy[: len(tokens)], strict=True):
-            _check_equal(prediction.log_prob, other.log_prob, "in a prompt")
-            _check_equal(log_prob, other.log_prob, "in a prompt that is scored")
+        for log_prob, prediction in zip(scored, greedy[: len(tokens)], strict=True):
+            _check_equal(log_prob, prediction.log_prob, "in a prompt")
 
     def _check_chosen(self, backend: Backend, text: IntArray, first: Prediction) -> None:
         """Raise ServerError if a chosen token has another log-probability than among the most likely ones."""

@@ -15,14 +15,14 @@ from pydantic import JsonValue
 from ralm.errors import ChatError, MissingExtraError, ModelError, RalmError, UsageError
 from ralm.lm import model_path
 from ralm.lm.api.answers import parsing
-from ralm.lm.api.backends import ServerInfo, llamacpp
+from ralm.lm.api.backend import ServerInfo
 from ralm.lm.api.client import Client
 from ralm.lm.tokenizer import WithDefaults, full_tokenizer, last_of_user
 from ralm.protocols import FullTokenizer
 from ralm.records import IntArray, Message, SpecialTokens
 
 _TIKTOKEN: Final = "tiktoken:"
-_NAMES: Final = ("tokenizer_path", "root", "model_path")
+_NAMES: Final = ("root", "model_path")
 """Fields in which servers report the hub name or folder of a model."""
 _SECONDS_FOR_HUB: Final = 3.0
 _CACHED: Final = 1 << 16
@@ -47,7 +47,7 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
         return _tiktoken(option) if option.startswith(_TIKTOKEN) else _hub_or_folder(option, model_path(option))
     if client.endpoint.is_openai:
         return _tiktoken(f"{_TIKTOKEN}{model}")
-    if server.kind is llamacpp.LLAMA_CPP:
+    if server.owner == "llamacpp":
         return _server_tokenizer(client, server)
     reported = [str(server.fields[key]) for key in _NAMES if server.fields.get(key)]
     failure: RalmError | None = None

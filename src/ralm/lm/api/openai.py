@@ -1,7 +1,7 @@
-"""OpenAI's /completions and /chat/completions, which most servers and providers offer.
+"""OpenAI's /completions and /chat/completions, which most servers and providers offer, and what vLLM adds to them.
 
-Servers differ in what they return: `echo` gives the log-probabilities of the prompt (OpenAI, Together, Fireworks), a
-bias chooses any next token, and a chat takes the prompt as a message, which the server puts into its own template.
+Servers differ in what they return: `echo` gives the log-probabilities of the prompt (Together, Fireworks), vLLM names
+tokens by id and scores chosen ones, and a chat takes the prompt as a message, which the server puts into its template.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,14 @@ from ralm.lm.api.answers import (
     answer_field,
     expect_length,
     lone_prediction,
+    parse_log_probs,
     parsing,
     unexpected,
 )
-from ralm.lm.api.backends import Backend
+from ralm.lm.api.backend import Backend
 from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import IntArray
 
-_BIAS: Final = 100
-"""The largest bias of OpenAI's API; it makes any token the greedy one."""
 _Row: TypeAlias = tuple[object, object, Sequence[tuple[str, object]]]
 """The name of a token, its log-probability, and the most likely tokens at its position."""
 
@@ -52,7 +51,7 @@ class Completions(Backend):
             predictions = [lone_prediction(int(token)) for token in self._continuation(self.generated_text(answer))]
             predictions, ended = predictions[:max_tokens], reason != "length"
         else:
-            predictions, ended = self._predictions(choice, ()), reason == "stop"
+            predictions, ended = self._predictions(choice), reason == "stop"
         return [*predictions, END_PREDICTION] if ended and len(predictions) < max_tokens else predictions
 
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
@@ -65,18 +64,27 @@ class Completions(Backend):
         }
         return ApiRequest("/completions", body, len(tokens), max_tokens)
 
-    def _predictions(self, choice: Mapping[str, Any], prompt: Sequence[int] | IntArray) -> list[Prediction]:
-        """Return the predictions in `logprobs`, up to an ambiguous name after the `prompt`; ServerError if none."""
-        rows = self._rows(choice)
-        nameless = [place for place in range(len(prompt), len(rows)) if self.names.id_of(str(rows[place][0])) is None]
-        if nameless[:1] == [0]:
-            raise unexpected(
-                f"the server returns a token named {str(rows[0][0])!r}, which is the text of several tokens or of "
-                "none: its tokenizer is another one, or this API does not fit it"
-            )
-        end = next(iter(nameless), len(rows))
-        ids = [int(token) for token in prompt] + [None] * (end - len(prompt))
-        return [self._prediction(*row, token) for row, token in zip(rows[:end], ids, strict=True)]
+    def _predictions(self, choice: Mapping[str, Any]) -> list[Prediction]:
+        """Return the predictions in `logprobs`, up to an ambiguous name; ServerError if that is the first."""
+        predictions: list[Prediction] = []
+        for name, value, listed in self._rows(choice):
+            token = self.names.id_of(str(name))
+            if token is None and not predictions:
+                raise unexpected(
+                    f"the server returns a token named {str(name)!r}, which is the text of several tokens or of none: "
+                    "its tokenizer is another one, or this API does not fit it"
+                )
+            if token is None:
+                break
+            ids = [(token if text == name else self._whole_id(text), other) for text, other in listed]
+            predictions.append(self.prediction(token, value, ids))
+        return predictions
+
+    def _whole_id(self, name: str) -> int | None:
+        """Return the id of a listed token; None if its name is ambiguous."""
+        # servers that take ids name parts of characters, as chats do; llama-cpp-python leaves them out of names
+        names_parts = self.config.as_ids or not self.continues_own_text
+        return self.names.id_of(name) if names_parts else self.names.unambiguous_id(name)
 
     def _rows(self, choice: Mapping[str, Any]) -> Sequence[_Row]:
         """Return the rows of `logprobs`, in the format of completions or of chats; without a first row of null."""
@@ -94,21 +102,6 @@ class Completions(Backend):
             rows = list(zip(answer_field(logprobs, "tokens"), values, map(_pairs, tops), strict=True))
         return rows[1:] if rows and rows[0][1] is None else rows
 
-    def _prediction(
-        self, name: object, value: object, listed: Sequence[tuple[str, object]], expected: int | None
-    ) -> Prediction:
-        number = self.names.id_of(str(name))
-        token = number if expected is None else expected
-        if number not in (None, token):
-            raise unexpected(
-                f"the server reads {name!r} where a prompt has token {token}: it splits the text into other tokens"
-            )
-        # servers that take ids name parts of characters, as chats do; llama-cpp-python leaves them out of names
-        names_parts = self.config.as_ids or not self.continues_own_text
-        whole = self.names.id_of if names_parts else self.names.unambiguous_id
-        ids = [(number if text == name else whole(text), other) for text, other in listed]
-        return self.prediction(token, value, ids)
-
     def _continuation(self, text: str) -> IntArray:
         """Return the tokens of a text that continues another, since some tokenizers put a space before a first one."""
         line, whole = self.tokenizer.encode("\n"), self.tokenizer.encode("\n" + text)
@@ -121,39 +114,65 @@ class _EchoCompletions(Completions):
     name = "echo"
     scores_prompts = True
 
-    def prompt_request(self, tokens: IntArray) -> ApiRequest:
+    def scoring_request(self, tokens: IntArray) -> ApiRequest:
         return self._request(tokens, 1, {"logprobs": self.top_logprobs, "echo": True})
 
     @parsing
-    def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
+    def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
         choice = answer_field(answer, "choices", 0)
-        logprobs = answer_field(choice, "logprobs", "token_logprobs")
-        ended = choice.get("finish_reason") == "stop" and len(logprobs) == len(tokens)
-        if not ended:
-            expect_length(logprobs, len(tokens) + 1, "tokens, those of a prompt and a new one")
-        if logprobs[0] is not None:
+        values = answer_field(choice, "logprobs", "token_logprobs")
+        if choice.get("finish_reason") != "stop" or len(values) != len(tokens):
+            expect_length(values, len(tokens) + 1, "tokens, those of a prompt and a new one")
+        if values[0] is not None:
             raise unexpected("the server returns a log-probability for the first token of a prompt, which has none")
-        return self._predictions(choice, tokens[1:])[begin - 1 :]
+        for (name, *_), token in zip(self._rows(choice), tokens[1:].tolist(), strict=False):
+            if self.names.id_of(str(name)) not in (None, token):
+                raise unexpected(
+                    f"the server reads {name!r} where a prompt has token {token}: it splits the text into other tokens"
+                )
+        log_probs: list[float] = parse_log_probs(values[1 : len(tokens)], self.server)[positions - 1].tolist()
+        return log_probs
 
 
-class _BiasedCompletions(Completions):
-    """/completions of a server on which a bias chooses any token, and which returns its log-probability without it."""
+class VllmCompletions(Completions):
+    """vLLM's /completions, which names tokens by id, and returns the log-probabilities of prompts and chosen ids."""
 
-    name = "bias"
-    max_chosen = 1
+    name = "vllm"
+    server = "vLLM"
+    scores_prompts = True
+    max_chosen = 128
+
+    def scoring_request(self, tokens: IntArray) -> ApiRequest:
+        """Return the prompt without the most likely tokens, which would take most of the time to parse."""
+        return self._request(tokens, 1, {"prompt_logprobs": 0})
+
+    @parsing
+    def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
+        """Return the log-probabilities of a prompt's tokens, which have rows by id."""
+        rows = answer_field(answer, "choices", 0, "prompt_logprobs")
+        expect_length(rows, len(tokens), "tokens of a prompt")
+        try:
+            values = [
+                listed[str(token)]["logprob"] for token, listed in zip(tokens[1:].tolist(), rows[1:], strict=True)
+            ]
+        except KeyError as error:
+            raise unexpected(f"the server returns no log-probability for token {error}: it read other tokens") from None
+        log_probs: list[float] = parse_log_probs(values, self.server)[positions - 1].tolist()
+        return log_probs
 
     def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
-        [token] = tokens
-        bias: JsonValue = {str(token): _BIAS}
-        return self._request(text, 1, {"logprobs": self.top_logprobs, "logit_bias": bias})
+        """Return the request for a new token, with the log-probabilities of the chosen ids."""
+        return self._request(text, 1, {"logprobs": 0, "logprob_token_ids": [*tokens]})
 
     @parsing
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """Return the log-probability of the generated token; NaN for the end of a text, for which there is none."""
-        choice = answer_field(answer, "choices", 0)
-        if choice.get("finish_reason") == "stop" and not self._rows(choice):
-            return [np.nan]
-        return [self._predictions(choice, tokens)[0].log_prob]
+        """Return the log-probabilities that are listed for the chosen ids."""
+        listed = answer_field(answer, "choices", 0, "logprobs", "top_logprobs", 0)
+        return [self.log_prob(answer_field(listed, f"token_id:{token}")) for token in tokens]
+
+    def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
+        ids: dict[str, JsonValue] = {"return_tokens_as_token_ids": True, "add_special_tokens": False}
+        return super()._request(tokens, max_tokens, {**more, **ids})
 
 
 class _TextCompletions(Completions):
@@ -199,7 +218,6 @@ class _NewTextChatCompletions(_NewChatCompletions):
 
 OPENAI_BACKENDS: Final[Sequence[tuple[type[Backend], bool]]] = (
     (_EchoCompletions, True),
-    (_BiasedCompletions, True),
     (_EchoCompletions, False),
     (Completions, True),
     (Completions, False),

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.lm.api.answers import END_PREDICTION, Prediction, answer_field, parsing, unexpected
-from ralm.lm.api.backends import Backend, ServerKind
+from ralm.lm.api.backend import Backend
 from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.records import IntArray
 
@@ -20,7 +20,7 @@ _BIAS: Final = 1000
 """A bias that makes any token the greedy one."""
 
 
-class _Completion(Backend):
+class LlamaCppCompletion(Backend):
     """POST /completion of a llama.cpp server, at its root."""
 
     name = server = "llama.cpp"
@@ -60,6 +60,7 @@ class _Completion(Backend):
 
     @parsing
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
+        """Return the log-probability of a token, alone or among all."""
         [token] = tokens
         row = answer_field(answer, "completion_probabilities", 0)
         rows = answer_field(row, "top_logprobs") if self._is_part(token) else [row]
@@ -88,6 +89,3 @@ class _Completion(Backend):
 def _request(text: IntArray, max_tokens: int, **more: JsonValue) -> ApiRequest:
     body = {"prompt": text.tolist(), "n_predict": max_tokens, "temperature": 0, "cache_prompt": True, **more}
     return ApiRequest("//completion", body, len(text), max_tokens)
-
-
-LLAMA_CPP: Final = ServerKind(backends=(_Completion,), owner="llamacpp")

@@ -1,7 +1,6 @@
 """The interface of backends, which turn tokens into requests of one kind of server, and its answers into predictions.
 
-A backend sends nothing itself. To support another server API, add a module with a `Backend` and a `ServerKind`, and
-list it in `ralm.lm.api.probe`.
+A backend sends nothing itself. To support another server API, write a `Backend` and list it in `ralm.lm.api.probe`.
 """
 
 from abc import ABC, abstractmethod
@@ -19,15 +18,11 @@ from ralm.lm.api.answers import (
     ServerTokenNames,
     answer_field,
     build_prediction,
-    lone_prediction,
     parse_log_prob,
 )
 from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.protocols import Tokenizer
 from ralm.records import IntArray
-
-_GUESSED: Final = -1.0
-"""Every log-probability of a dry run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +36,14 @@ class BackendConfig:
 
     def describe(self) -> str:
         """Return the backend in words, as `ralm probe` prints it."""
-        either = self.backend in ("completions", "echo", "bias")
+        either = self.backend in ("completions", "echo")
         return f"{self.backend} of {'token ids' if self.as_ids else 'text'}" if either else self.backend
 
 
 LENGTHS: Final = ("max_model_len", "context_length", "n_ctx", "context_window")
 """Names under which servers report the maximum number of tokens."""
-_WEIGHTS: Final = ("root", "model_path", "weight_version")
-"""Fields of vLLM and SGLang that identify the loaded weights."""
+_WEIGHTS: Final = ("root",)
+"""Fields of vLLM that identify the loaded weights."""
 _WEIGHTS_IN_META: Final = ("n_params", "size")
 """The same for llama.cpp, in `meta`; another quantisation has another size."""
 _TIERS: Final = (
@@ -67,7 +62,7 @@ class Backend(ABC):
     server               its name in errors
     text_path            where an answer has the generated text
     count_path           where an answer has the number of tokens that the server read
-    scores_prompts       the log-probability and the most likely tokens at every position of a prompt
+    scores_prompts       the log-probability of every token of a prompt
     max_chosen           the log-probabilities of so many chosen next tokens in one request
     continues_own_text   a text may end in what the model wrote before; a message may not
     text_only            no log-probabilities
@@ -149,37 +144,27 @@ class Backend(ABC):
             count = count.get(step) if isinstance(count, Mapping) else None
         return count if isinstance(count, int) else None
 
-    def prompt_request(self, tokens: IntArray) -> ApiRequest:
+    def scoring_request(self, tokens: IntArray) -> ApiRequest:
         """Return the request for the log-probabilities of the tokens of a prompt."""
         raise NotImplementedError(self.name)
 
-    def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        """Return the predictions of a prompt's tokens from `begin` on, and of the next one if the server returns it."""
-        raise NotImplementedError(self.name)
-
-    def scoring_request(self, tokens: IntArray) -> ApiRequest:
-        """Return the request for the log-probabilities of the prompt's own tokens, with as few others as possible."""
-        return self.prompt_request(tokens)
-
     def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
-        """Return the log-probabilities of the tokens at these positions, which ascend."""
-        begin = int(positions[0])
-        predictions = self.prompt_predictions(answer, tokens, begin)
-        return [predictions[position - begin].log_prob for position in positions.tolist()]
+        """Return the log-probabilities of a prompt's tokens at these positions; ServerError if it read others."""
+        raise NotImplementedError(self.name)
 
     def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
         """Return the request for the log-probabilities of at most `max_chosen` tokens after a text."""
         raise NotImplementedError(self.name)
 
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """Return the log-probabilities of the chosen tokens; NaN if the server returns none."""
+        """Return the log-probabilities of the chosen tokens."""
         raise NotImplementedError(self.name)
 
     def log_prob(self, value: object) -> float:
         """Return a log-probability in an answer; ServerError if it is not one."""
         return parse_log_prob(value, self.server)
 
-    def prediction(self, token: int | None, value: object, listed: Iterable[tuple[int | None, object]]) -> Prediction:
+    def prediction(self, token: int, value: object, listed: Iterable[tuple[int | None, object]]) -> Prediction:
         """Return what `build_prediction` makes of log-probabilities in an answer."""
         pairs = [(number, self.log_prob(other)) for number, other in listed]
         return build_prediction(token, self.log_prob(value), pairs, self.top_logprobs)
@@ -192,50 +177,30 @@ class Backend(ABC):
             same = not self.continues_own_text or self._reads(text, answer)
             return predictions if same else [replace(prediction, rest=0.0) for prediction in predictions]
 
-        return self.generation_request(text, max_tokens).parsed(parse, lambda: [self._guess()] * max_tokens)
-
-    def reading(self, tokens: IntArray, begin: int) -> ApiRequest:
-        """Return `prompt_request`, answered with `prompt_predictions`."""
-        parse = partial(self.prompt_predictions, tokens=tokens, begin=begin)
-        return self.prompt_request(tokens).parsed(parse, lambda: [*map(self._guess, [*tokens[begin:].tolist(), None])])
+        return replace(self.generation_request(text, max_tokens), parse=parse)
 
     def scoring(self, tokens: IntArray, positions: IntArray) -> ApiRequest:
         """Return `scoring_request`, answered with `scored_log_probs`."""
         parse = partial(self.scored_log_probs, tokens=tokens, positions=positions)
-        return self.scoring_request(tokens).parsed(parse, lambda: [_GUESSED] * len(positions))
+        return replace(self.scoring_request(tokens), parse=parse)
 
     def choice(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
         """Return `choice_request`, or a scored prompt that ends in the only token, answered with log-probabilities."""
         if not self.max_chosen:
             return self.scoring(np.append(text, tokens), np.array([len(text)]))
-        parse = partial(self.chosen_log_probs, tokens=tokens)
-        return self.choice_request(text, tokens).parsed(parse, lambda: [_GUESSED] * len(tokens))
+        return replace(self.choice_request(text, tokens), parse=partial(self.chosen_log_probs, tokens=tokens))
 
     def _reads(self, text: IntArray, answer: JsonObject) -> bool:
         """Return whether the server read these tokens, as far as it reports it."""
         return self.keeps_tokens(text) and self.prompt_token_count(answer) in (None, len(text))
 
-    def _guess(self, token: int | None = None) -> Prediction:
-        """Return the prediction of a token in a dry run."""
-        return lone_prediction(int(self.tokenizer.encode("a")[-1]) if token is None else token, _GUESSED, _GUESSED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerKind:
-    """A kind of server: its backends, the best first, and the `owned_by` of its models or a path that it alone has."""
-
-    backends: tuple[type[Backend], ...]
-    owner: str | None = None
-    own_path: str | None = None
-
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server's kind (None: unknown) and its fields about the model; Ollama is only passed requests on."""
+    """Who owns a server's models, which is the name of its program, and its fields about the model."""
 
-    kind: ServerKind | None
+    owner: str
     fields: JsonObject
-    is_ollama: bool = False
 
     @property
     def length(self) -> int | None:
