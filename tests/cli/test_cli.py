@@ -388,7 +388,7 @@ def test_a_sweep_draws_its_plot_or_says_that_it_cannot(
 ) -> None:
     command = [*evaluate, "--over", "stride=4,8", "--limit-tokens", 40]
     with monkeypatch.context() as patch:
-        for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib" or name == "ralm.runs.plot"]:
+        for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
             patch.delitem(sys.modules, name)
         patch.setattr(sys, "meta_path", [WithoutMatplotlib, *sys.meta_path])
         answer = done(*command, "--out", tmp_path / "sweep")

@@ -150,17 +150,3 @@ def test_a_browser_draws_it(report: Report, tmp_path: Path) -> None:
     assert 'data-focused="t1"' in dom
     assert "\N{MINUS SIGN}0.69 nats" in dom
     assert 'data-marked="3"' in dom, "of the first passage of token 1, with at least a twentieth of the weight"
-
-
-@pytest.mark.parametrize("names", [["10", "1", "2"], ["k10", "k1", "k2"]])
-def test_the_plot_of_a_sweep_has_a_line_for_numbers_and_points_for_names(tmp_path: Path, names: list[str]) -> None:
-    pytest.importorskip("matplotlib")
-    from ralm.runs.plot import draw_lines
-
-    draw_lines(
-        "documents",
-        [{"documents": name, "f1": 0.5, "f1_low": 0.4, "f1_high": 0.7, "has_answer": None} for name in names],
-        {"share": {"f1": "F1", "has_answer": "an answer"}},
-        tmp_path / "sweep.png",
-    )
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG\r\n")

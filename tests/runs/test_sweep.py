@@ -25,9 +25,8 @@ from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import open_index
 from ralm.retrieval.random import RandomRetriever
-from ralm.runs.plot import draw_lines
 from ralm.runs.resume import sweep
-from ralm.runs.sweep import Sweep
+from ralm.runs.sweep import Sweep, draw_lines
 from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g"
@@ -134,13 +133,14 @@ def test_values_become_names_of_folders_that_differ() -> None:
     assert all(re.fullmatch(r"(?!.*\.\.)[A-Za-z0-9_.-]{1,104}", name) for name in names), names
 
 
-def test_a_value_without_an_interval_is_drawn_without_one(tmp_path: Path) -> None:
-    rows = [
-        {"stride": "4", "change": -0.1, "change_low": -0.2, "change_high": -0.05},
-        {"stride": "700", "change": 0.0, "change_low": None, "change_high": None},
-    ]
-    draw_lines("stride", rows, {"change": {"change": "from none"}}, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").exists()
+@pytest.mark.parametrize("names", [["10", "1", "2"], ["k10", "k1", "k2"]])
+def test_the_plot_has_a_line_for_numbers_and_points_for_names(tmp_path: Path, names: list[str]) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [{"documents": name, "f1": 0.5, "f1_low": 0.4, "f1_high": 0.7, "has_answer": None} for name in names]
+    rows[1] |= {"f1_low": None, "f1_high": None}
+    panels = {"share": {"f1": "F1", "has_answer": "an answer"}}
+    draw_lines("documents", rows, panels, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_a_sweep_needs_points() -> None:

@@ -205,7 +205,7 @@ def _form(value: float) -> str:
 
 def _draw(recipe: Recipe, result: Row, path: Path) -> None:
     """Draw a panel for each column: lines over places on the x axis, or over the ways of reading."""
-    from ralm.runs.plot import draw_lines
+    from ralm.runs.sweep import draw_lines
 
     over = f"{recipe.over} (STAND-IN)" if result["stand_in"] else recipe.over
     shown = [row for row in result["cells"] if row["value"] is not None]
