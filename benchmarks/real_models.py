@@ -24,7 +24,7 @@ from ralm.cli import program
 from ralm.cli.models import release_models, sharing_models
 from ralm.cli.output import with_interval
 from ralm.evaluation.intervals import LEVEL, Estimate, holm
-from ralm.runs.units import compare_runs
+from ralm.runs.run import compare_runs
 
 RUNS: Final = Path("runs")
 _DECIDES: Final = {"token_perplexity": "+.1%", "contains": "+.0%", "gold_log_prob": "+.2f", "accuracy": "+.0%"}

@@ -128,9 +128,8 @@ from .retrieval.vectors import (
     set_default_vectors as set_default_vectors,
 )
 from .runs.resume import run_evaluation as run_evaluation, sweep as sweep
-from .runs.run import write_run as write_run
+from .runs.run import compare_runs as compare_runs, write_run as write_run
 from .runs.sweep import Sweep as Sweep
-from .runs.units import compare_runs as compare_runs
 from .training.examples import OnlineExamples as OnlineExamples
 from .training.gains import signal_statistics as signal_statistics
 from .training.options import (

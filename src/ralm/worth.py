@@ -27,8 +27,8 @@ from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder
 from ralm.corpus.store import PassageStore
 from ralm.errors import BudgetError, TextError, UsageError
-from ralm.evaluation import passages_read
 from ralm.evaluation.intervals import MIN_UNITS, STRETCH, Estimate, Units, estimate
+from ralm.evaluation.perplexity import overlap_with
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Option, check_options, seed_option
@@ -138,7 +138,7 @@ def _units(documents: Iterable[tuple[Document, str]], tokenizer: Tokenizer, opti
             examples = sample_examples([document], tokenizer, sampling)
         except TextError:
             continue
-        runs = passages_read.overlap_with((whole,)).hashes
+        runs = overlap_with((whole,)).hashes
         queries = queries_of(examples, tokenizer, sampling.query_tokens)
         yield Unit([replace(example, runs=runs) for example in examples], queries)
 
@@ -163,7 +163,7 @@ def held_out_questions(questions: Sequence[Question], name: str, model: WritingM
 
         answer = question.answers[0].strip()
         gold = tokens_after(prompts((), NO_PASSAGE), prompt.format_answer(answer), model.tokenizer)
-        runs = passages_read.overlap_with((f"{question.text} {answer}",)).hashes
+        runs = overlap_with((f"{question.text} {answer}",)).hashes
         example = Example("", 0, answers.NO_TOKENS, gold[: answering.new_tokens], runs)
         return Unit([example], [question.text], prompts)
 

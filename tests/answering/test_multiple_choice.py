@@ -13,9 +13,9 @@ import pytest
 from ralm.answering import multiple_choice
 from ralm.answering.answers import Answer
 from ralm.answering.evaluation import AnswerEvaluation, evaluate_choices
-from ralm.answering.multiple_choice import Choice, brier_score, letter_of
+from ralm.answering.multiple_choice import letter_of
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import QuestionPrompt, open_prompt
+from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import ChoiceQuestion
 from ralm.answering.run import run_questions
 from ralm.errors import UsageError
@@ -40,7 +40,7 @@ SHOWN = [
     ChoiceQuestion("e", "Where are stars?", ("in the sky", "in the sea"), 0, "astronomy"),
     QUESTIONS[1],
 ]
-LETTER, BARE = open_prompt("replug-choice"), open_prompt("replug")
+LETTER = open_prompt("replug-choice")
 READERS = [
     Parts(reader=Ensemble(documents=3, temperature=2)),
     Parts(reader=Ensemble(documents=2), mixer=UniformWeights()),
@@ -48,10 +48,8 @@ READERS = [
 ]
 
 
-def plain_log_probs(
-    model: WritingModel, prompts: Sequence[str], weights: Sequence[float], text: str
-) -> tuple[float, int]:
-    """The log-probability of a text under the average of the prompts' distributions, token by token, and its tokens."""
+def plain_log_prob(model: WritingModel, prompts: Sequence[str], weights: Sequence[float], text: str) -> float:
+    """The log-probability of a text under the average of the prompts' distributions, token by token."""
     first = full_tokenizer(model.tokenizer).special_tokens.before
     tokens = model.tokenizer.encode(text)
     total = 0.0
@@ -61,24 +59,22 @@ def plain_log_probs(
             read = np.concatenate([first, model.tokenizer.encode(prompt), tokens[:place]])
             mixed += weight * float(np.exp(model.continuations().next_tokens([read]).log_probs_BC[0][token]))
         total += float(np.log(mixed))
-    return total, len(tokens)
+    return total
 
 
-def plain_prompts(question: ChoiceQuestion, parts: Parts, *, letters: bool) -> tuple[list[str], list[float]]:
+def plain_prompts(question: ChoiceQuestion, parts: Parts) -> tuple[list[str], list[float]]:
     """The prompts of a question with the passages of `Given`, written out, and their weights."""
 
     def asked(one: ChoiceQuestion, texts: Sequence[str]) -> str:
         choices = " ".join(f"{letter}. {choice}" for letter, choice in zip("ABCD", one.choices, strict=False))
         knowledge = "Knowledge: " + "\n".join(texts) + "\n" if texts else ""
-        return f"{knowledge}Question: {one.text}\n{choices + chr(10) if letters else ''}Answer:"
+        return f"{knowledge}Question: {one.text}\n{choices}\nAnswer:"
 
     def found(one: ChoiceQuestion, k: int) -> list[str]:
         return [PASSAGES[number].text for number in order_for(one.id)[:k]]
 
     shown = [one for one in SHOWN if one.subject == question.subject and one is not question]
-    before = "".join(
-        f"{asked(one, found(one, 1))} {'ABCD'[one.gold] if letters else one.choices[one.gold]}\n\n" for one in shown
-    )
+    before = "".join(f"{asked(one, found(one, 1))} {'ABCD'[one.gold]}\n\n" for one in shown)
     texts = found(question, parts.hits)
     if isinstance(parts.reader, Concatenation):
         return [before + asked(question, texts)], [1.0]
@@ -87,13 +83,11 @@ def plain_prompts(question: ChoiceQuestion, parts: Parts, *, letters: bool) -> t
     return [before + asked(question, [text]) for text in texts], (weights / weights.sum()).tolist()
 
 
-def chosen(
-    model: WritingModel, prompt: QuestionPrompt, parts: Parts, join: Any = "tokens"
-) -> AnswerEvaluation[ChoiceQuestion, Choice]:
+def chosen(model: WritingModel, parts: Parts, join: Any = "tokens") -> AnswerEvaluation:
     return evaluate_choices(
         QUESTIONS,
         model,
-        prompt,
+        LETTER,
         source=Given(),
         parts=parts,
         demonstrations=SHOWN,
@@ -103,17 +97,13 @@ def chosen(
 
 
 @pytest.mark.parametrize("parts", READERS, ids=lambda parts: type(parts.reader).__name__)
-@pytest.mark.parametrize("score", ["letter", "text"])
-def test_choices_are_those_of_the_plain_loop(model: WritingModel, parts: Parts, score: str) -> None:
-    letters = score == "letter"
-    evaluation = chosen(model, LETTER if letters else BARE, parts)
-    for row in evaluation.rows:
-        prompts, weights = plain_prompts(row.question, parts, letters=letters)
-        texts = ["A", "B", "C", "D"][: len(row.question.choices)] if letters else row.question.choices
-        found = [plain_log_probs(model, prompts, weights, f" {text}") for text in texts]
-        worths = np.array([total if letters else total / tokens for total, tokens in found])
+def test_choices_are_those_of_the_plain_loop(model: WritingModel, parts: Parts) -> None:
+    for row in chosen(model, parts).rows:
+        prompts, weights = plain_prompts(row.question, parts)
+        letters = "ABCD"[: len(row.question.choices)]
+        worths = np.array([plain_log_prob(model, prompts, weights, f" {letter}") for letter in letters])
         probabilities = np.exp(worths) / np.exp(worths).sum()
-        assert row.judged.log_probs_C == pytest.approx([total for total, _ in found], abs=1e-3)
+        assert row.judged.log_probs_C == pytest.approx(worths, abs=1e-3)
         assert row.judged.probabilities_C == pytest.approx(probabilities, abs=1e-3)
         assert row.judged.chosen == int(np.argmax(worths))
         assert row.judged.gold == row.question.gold
@@ -134,17 +124,17 @@ def test_the_retriever_is_asked_with_question_and_choices(model: WritingModel) -
 
 def test_the_shares_of_passages_are_those_of_what_was_chosen(model: WritingModel) -> None:
     parts = Parts(reader=Ensemble(documents=3, temperature=2))
-    [row, *_] = chosen(model, LETTER, parts).rows
+    [row, *_] = chosen(model, parts).rows
     assert row.judged.chosen is not None
-    prompts, weights = plain_prompts(row.question, parts, letters=True)
+    prompts, weights = plain_prompts(row.question, parts)
     letter = " " + "ABC"[row.judged.chosen]
-    joint = [w * np.exp(plain_log_probs(model, [p], [1.0], letter)[0]) for p, w in zip(prompts, weights, strict=True)]
+    joint = [w * np.exp(plain_log_prob(model, [p], [1.0], letter)) for p, w in zip(prompts, weights, strict=True)]
     for passage, share in zip(row.passages, joint / np.sum(joint), strict=True):
         assert row.judged.shares[passage.number] == pytest.approx(share, abs=1e-4)
 
 
 def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
-    evaluation = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)))
+    evaluation = chosen(model, Parts(reader=Ensemble(documents=2)))
     summary: Any = evaluation.summary()
     right = np.array([float(row.judged.right) for row in evaluation.rows])
     closed = np.array([float(row.closed.right) for row in evaluation.rows if row.closed])
@@ -152,9 +142,8 @@ def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
     assert summary["closed_book"]["accuracy"] == pytest.approx(closed.mean())
     assert summary["difference"]["accuracy"] == pytest.approx((right - closed).mean())
     assert summary["chance"] == pytest.approx((1 / 3 + 1 / 2 + 1 / 4) / 3)
-    known: Any = [(row.judged.probabilities_C, row.judged.gold) for row in evaluation.rows]
-    assert summary["gold_log_prob"] == pytest.approx(np.mean([np.log(p[gold]) for p, gold in known]))
-    assert summary["brier_score"] == pytest.approx(np.mean([brier_score(p, gold) for p, gold in known]))
+    golds = [row.judged.probabilities_C[row.judged.gold] for row in evaluation.rows]
+    assert summary["gold_log_prob"] == pytest.approx(np.mean(np.log(golds)))
     assert summary["subjects"]["astronomy"]["questions"] == 2
     assert summary["subjects"]["astronomy"]["accuracy"] == pytest.approx(right[1:].mean())
     assert summary["STEM"] == pytest.approx(right[1:].mean())
@@ -199,7 +188,7 @@ def test_written_letters_add_up(model: WritingModel, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patched:
         patched.setattr(multiple_choice, "answer_all", answer_all)
-        rows = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)), "answers").rows
+        rows = chosen(model, Parts(reader=Ensemble(documents=2)), "answers").rows
     assert [row.judged.chosen for row in rows] == [0, None, 3]
     assert [row.judged.right for row in rows] == [True, False, True]
     assert [row.judged.answer for row in rows] == ["(A)", "", "d"]
@@ -207,33 +196,14 @@ def test_written_letters_add_up(model: WritingModel, monkeypatch: pytest.MonkeyP
     assert [len(one.prompts) for one in seen] == [2, 2, 2, 1, 1, 1]
 
 
-def test_brier_score_by_hand() -> None:
-    assert brier_score(np.array([0.5, 0.25, 0.25]), 0) == pytest.approx(0.25 + 2 * 0.0625)
-    assert brier_score(np.array([0.0, 1.0]), 0) == 2
-    assert brier_score(np.array([0.0, 1.0]), 1) == 0
-
-
 def test_written_letters_of_a_model(model: WritingModel) -> None:
-    evaluation = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)), "answers")
+    evaluation = chosen(model, Parts(reader=Ensemble(documents=2)), "answers")
     summary: Any = evaluation.summary()
     assert summary["no_choice"] == sum(row.judged.chosen is None for row in evaluation.rows)
-    assert not {"brier_score", "gold_log_prob"} & summary.keys(), "nothing is known of them"
+    assert "gold_log_prob" not in summary, "nothing is known of it"
     for row in evaluation.rows:
         assert row.judged.answer is not None
         assert row.judged.chosen == letter_of(row.judged.answer, row.question.letters)
-
-
-def test_texts_that_stand_twice_count_once(model: WritingModel) -> None:
-    question = ChoiceQuestion("x", "Who sings?", ("whales", "dogs", "whales"), 2)
-    [row] = evaluate_choices([question], model, BARE).rows
-    [alone] = evaluate_choices([ChoiceQuestion("x", "Who sings?", ("whales", "dogs"), 0)], model, BARE).rows
-    assert row.judged.gold == 0
-    assert row.judged.right is alone.judged.right
-    assert row.judged.probabilities_C is not None
-    assert alone.judged.probabilities_C is not None
-    assert row.judged.probabilities_C == pytest.approx([*alone.judged.probabilities_C, 0.0])
-    [by_letter] = evaluate_choices([question], model, LETTER).rows
-    assert by_letter.judged.gold == 2, "letters are apart"
 
 
 class NoCapitals(WordTokenizer):
@@ -245,11 +215,8 @@ class NoCapitals(WordTokenizer):
 
 def test_choices_that_a_model_cannot_tell_apart() -> None:
     model = CountingModel(NoCapitals(), max_length=200)
-    with pytest.raises(UsageError, match="choices A and B of question a are the same tokens for counting"):
+    with pytest.raises(UsageError, match="two letters of question a are the same tokens for counting"):
         evaluate_choices(QUESTIONS[:1], model, LETTER)
-    with pytest.raises(UsageError, match="choices A and B of question x are the same tokens for counting"):
-        question = ChoiceQuestion("x", "Who?", ("NATO", "UN"), 0)
-        evaluate_choices([question], model, BARE)
 
 
 def test_what_does_not_fit(model: WritingModel) -> None:
@@ -302,7 +269,6 @@ def test_an_impossible_right_choice_leaves_out_its_logarithm(model: WritingModel
     evaluation = evaluate_choices(QUESTIONS[1:2], NoB(WordTokenizer(), max_length=99), LETTER)
     summary = evaluation.summary()
     assert "gold_log_prob" not in summary
-    assert summary["brier_score"] == 2
 
 
 ASKED: Any = {"source": Given(), "parts": Parts(reader=Ensemble(documents=2)), "baseline": True}
@@ -444,14 +410,8 @@ def test_mmlus_folders_by_the_command(files: Path) -> None:
     assert found["questions"] == 4, "2 of each subject"
     assert found["config"]["demonstrations"]["count"] == 10, "5 of each subject"
     assert {"social sciences", "STEM"} <= found.keys()
-    texts = json.loads(ralm(*asking, "--prompt", "replug").out)
-    assert "{choices}" not in texts["config"]["prompt"]["closed"]
     written = json.loads(ralm(*asking, "--join", "answers", "--new-tokens", "2").out)
     assert written["no_choice"] <= 4
-    assert "brier_score" not in written
-    printed = ralm(*asking[:-1], "--join", "answers")
-    assert printed.status == 0
-    assert "Brier" not in printed.out
 
 
 @pytest.mark.parametrize(
@@ -464,7 +424,7 @@ def test_mmlus_folders_by_the_command(files: Path) -> None:
         ),
         (["--semantics", "official"], 2, "--semantics has no effect without open questions: these have choices"),
         (["--retrieved", "questions.jsonl"], 1, "has no passages"),
-        (["--prompt", "replug", "--join", "answers"], 2, "--join answers needs a prompt with {choices}"),
+        (["--prompt", "replug"], 2, "give a --prompt with {choices}"),
         (["--fields", "answers=c"], 1, "line 1 has no field 'c'"),
         (["--fields", "c"], 2, "--fields takes keys as key=value, not 'c'"),
         (["--demonstrations", "dev"], 2, "--demonstrations has none of the subject 'astronomy'"),

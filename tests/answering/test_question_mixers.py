@@ -136,17 +136,16 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize("score", ["letter", "text"])
-def test_choices_are_those_of_the_plain_loop(score: Any) -> None:
+def test_choices_are_those_of_the_plain_loop() -> None:
     model: Any = CountingModel(WordTokenizer())
-    prompt = open_prompt("replug-choice" if score == "letter" else "replug")
+    prompt = open_prompt("replug-choice")
     for row in evaluate_choices(CHOICES, model, prompt, source=Given(), parts=READER).rows:
         listed = " ".join(f"{letter}. {one}" for letter, one in zip("ABC", row.question.choices, strict=False))
-        rest = f"Question: {row.question.text} {listed if score == 'letter' else ''} Answer:"
+        rest = f"Question: {row.question.text} {listed} Answer:"
         texts = [model.tokenizer.encode(f"Knowledge: {one.text} {rest}").tolist() for one in row.passages]
         start = ensemble.weights([3.0, 2.0, 1.0])
-        for place, own in enumerate(row.question.choices):
-            tokens = model.tokenizer.encode("ABC"[place] if score == "letter" else own).tolist()
+        for place in range(len(row.question.choices)):
+            tokens = model.tokenizer.encode("ABC"[place]).tolist()
             totals, shares = mixers.score(
                 texts, len(rest.split()), tokens, start, next_log_probs(model), evidence=12, **HOW
             )
@@ -200,7 +199,6 @@ def test_models_without_evidence_are_rejected_before_a_question_is_asked() -> No
 REPLUG = open_prompt("replug")
 HITS = [(0, 1.0), (1, 0.5), (2, 0.0)]
 QUESTION = Question("1", "Who keeps the sheep in the sea?", ("the dog keeps",))
-CONTRASTED_CHOICES = [ChoiceQuestion("a", "Who keeps the sheep?", ("the dog", "a whale"), 0)]
 
 
 @pytest.fixture
@@ -269,7 +267,7 @@ def test_votes_choices_and_models_that_list_top_tokens_are_rejected(counting: An
     with pytest.raises(UsageError, match='and a vote of `join="answers"` reads given tokens'):
         evaluate_questions(questions, counting, REPLUG, parts=parts, options=AnswerOptions(join="answers"))
     with pytest.raises(UsageError, match="and a choice reads given tokens: choose another mixer"):
-        evaluate_choices(CONTRASTED_CHOICES, counting, open_prompt("replug"), source=Given(), parts=parts)
+        evaluate_choices(CHOICES, counting, open_prompt("replug-choice"), source=Given(), parts=parts)
     counting.tier = "chosen"
     with pytest.raises(UsageError, match="needs whole distributions"):
         evaluate_questions(questions, counting, REPLUG, parts=parts)

@@ -21,7 +21,7 @@ from tests.cli.program import failed, ralm
 from tests.fakes import passages_of
 
 
-def answered(*tokens: GeneratedToken) -> AnswerEvaluation[Question, JudgedAnswer]:
+def answered(*tokens: GeneratedToken) -> AnswerEvaluation:
     answer = Answer("it", [GeneratedText("it", 0, tokens)], {})
     judged = JudgedAnswer(answer=answer, cut=Cut(), measures=dict.fromkeys(ANSWER_MEASURES, 1.0))
     question = Question("1", "what?", ("it",))

@@ -30,7 +30,7 @@ from ralm.recipes.recipe import Measure, Order
 from ralm.recipes.results import order_rows
 from ralm.retrieval.analysis import Analyser, analysis_by_name
 from ralm.retrieval.index import open_index
-from ralm.runs.units import write_units
+from ralm.runs.run import write_units
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import FolderKind, new_folder
 from tests.cli.program import STORIES, TEXT, ralm

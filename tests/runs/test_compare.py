@@ -9,7 +9,7 @@ import pytest
 
 from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.evaluation.intervals import STRETCH, Units, compare
-from ralm.runs.units import compare_runs
+from ralm.runs.run import compare_runs
 from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm
 
 DOCUMENTS = [f"the dog and the cat number {number} keep the sheep on the hill. " * (4 + number) for number in range(12)]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import JsonValue
@@ -152,7 +151,7 @@ def test_numbers_that_json_has_no_word_for_become_null() -> None:
     assert json.loads(to_json({"a": [math.inf, 1.5], "b": {"c": math.nan}})) == {"a": [None, 1.5], "b": {"c": None}}
 
 
-@pytest.mark.parametrize("what", ["a column", "a passage", "a name", "weights", "nulls", "no table", "no summary"])
+@pytest.mark.parametrize("what", ["a column", "a passage", "a name", "weights", "no table", "no summary"])
 def test_runs_whose_tables_do_not_fit_together(tmp_path: Path, what: str) -> None:
     run = tmp_path / "run"
     written(run)
@@ -165,8 +164,6 @@ def test_runs_whose_tables_do_not_fit_together(tmp_path: Path, what: str) -> Non
             pq.write_table(passages.slice(1), run / PASSAGES)
         case "weights":
             tokens = tokens.set_column(tokens.schema.get_field_index("posteriors"), "posteriors", shuffled)
-        case "nulls":
-            tokens = tokens.set_column(tokens.schema.get_field_index("text"), "text", pa.nulls(19, pa.string()))
         case "no summary":
             (run / "summary.json").write_text("{")
     pq.write_table(tokens, run / "tokens.parquet")

@@ -18,7 +18,7 @@ from ralm.corpus.splitting import make_passages
 from ralm.demo.documentation import standard_library_documentation
 from ralm.errors import BudgetError, UsageError
 from ralm.evaluation.intervals import Estimate
-from ralm.evaluation.passages_read import overlap_with
+from ralm.evaluation.perplexity import overlap_with
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel

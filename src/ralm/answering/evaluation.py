@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from time import perf_counter
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import JsonValue
@@ -42,20 +42,19 @@ class JudgedAnswer:
     gold_tokens: int | None = None
 
 
-_Asked = TypeVar("_Asked", bound=Question | ChoiceQuestion)
-_Judged = TypeVar("_Judged", bound=JudgedAnswer | Choice)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AnsweredQuestion(Generic[_Asked, _Judged]):
-    """A question with its passages, the rank of the first that holds an answer, and its answers with and without."""
+class AnsweredQuestion:
+    """A question with its passages, the rank of the first that holds an answer, and its answers with and without.
 
-    question: _Asked
+    An open question has a `JudgedAnswer` for each way of asking, one with choices a `Choice`.
+    """
+
+    question: Any
     passages: Sequence[Passage]
     answer_at: int | None = None
-    judged: _Judged
-    without: _Judged | None = None
-    closed: _Judged | None = None
+    judged: Any
+    without: Any = None
+    closed: Any = None
 
     @property
     def has_gold(self) -> bool:
@@ -64,10 +63,10 @@ class AnsweredQuestion(Generic[_Asked, _Judged]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AnswerEvaluation(Generic[_Asked, _Judged]):
+class AnswerEvaluation:
     """Questions with their answers or choices, with `documents` passages, after `seconds`."""
 
-    rows: Sequence[AnsweredQuestion[_Asked, _Judged]]
+    rows: Sequence[AnsweredQuestion]
     documents: int
     seconds: float
 
@@ -94,13 +93,13 @@ class AnswerEvaluation(Generic[_Asked, _Judged]):
         ways["with passages" if self.documents else "closed book"] = self.units
         return Comparison([*ways], [*ways.values()])
 
-    def _units(self, judged: Sequence[_Judged], *, has_passages: bool = False) -> UnitTable:
-        choices = [choice for choice in judged if isinstance(choice, Choice)]
-        answers = [answer for answer in judged if isinstance(answer, JudgedAnswer)]
+    def _units(self, judged: Sequence[Any], *, has_passages: bool = False) -> UnitTable:
         asked = [row.question for row in self.rows]
-        subjects = [question.subject for question in asked if isinstance(question, ChoiceQuestion)]
-        columns = choice_columns(choices, subjects) if choices else _answer_columns(answers)
-        if has_passages and self.documents and answers:
+        if self.has_choices:
+            columns = choice_columns(judged, [question.subject for question in asked])
+            return UnitTable("questions", identity_of(asked), columns)
+        columns = _answer_columns(judged)
+        if has_passages and self.documents:
             gold_U = np.array([int(row.has_gold) for row in self.rows])
             read_U = np.array([float(row.answer_at is not None) for row in self.rows])
             columns["has_answer"] = Column(Units(read_U * gold_U, gold_U), "share")
@@ -122,14 +121,15 @@ class AnswerEvaluation(Generic[_Asked, _Judged]):
         return summary
 
     def _counts(self) -> dict[str, JsonValue]:
-        judged = [row.judged for row in self.rows]
+        asked, judged = [row.question for row in self.rows], [row.judged for row in self.rows]
         counts: dict[str, JsonValue] = {"cut": sum(bool(judgement.cut) for judgement in judged)}
         if self.documents:
             counts["no_passage"] = sum(not row.passages for row in self.rows)
         if self.has_choices:
-            return counts | self._counts_of_choices()
-        answers = [judgement for judgement in judged if isinstance(judgement, JudgedAnswer)]
-        tokens = [token for judgement in answers for token in judgement.answer.tokens]
+            counts["chance"] = float(np.mean([1 / len(question.choices) for question in asked]))
+            counts["no_choice"] = sum(choice.chosen is None for choice in judged)
+            return counts | subject_figures([choice.right for choice in judged], [each.subject for each in asked])
+        tokens = [token for judgement in judged for token in judgement.answer.tokens]
         if any(token.is_bounded for token in tokens):
             counts["certified"] = float(np.mean([token.certified for token in tokens]))
         if self.documents:
@@ -142,15 +142,6 @@ class AnswerEvaluation(Generic[_Asked, _Judged]):
         counts["gold_scored"] = 0 if scored is None else len(next(iter(scored.values())).units.counts_U)
         counts["without_answers"] = sum(not row.has_gold for row in self.rows)
         return counts
-
-    def _counts_of_choices(self) -> dict[str, JsonValue]:
-        asked = [row.question for row in self.rows if isinstance(row.question, ChoiceQuestion)]
-        choices = [row.judged for row in self.rows if isinstance(row.judged, Choice)]
-        return {
-            "chance": float(np.mean([1 / len(question.choices) for question in asked])),
-            "no_choice": sum(choice.chosen is None for choice in choices),
-            **subject_figures([choice.right for choice in choices], [question.subject for question in asked]),
-        }
 
 
 def _answer_columns(judged: Sequence[JudgedAnswer]) -> dict[str, Column]:
@@ -177,7 +168,7 @@ def evaluate_questions(
     semantics: AnswerSemantics = "paper",
     baseline: bool = False,
     store: Store | None = None,
-) -> AnswerEvaluation[Question, JudgedAnswer]:
+) -> AnswerEvaluation:
     """Answer questions, with the passages of `source` in their prompts if it is given, and judge the answers.
 
     Args:
@@ -303,14 +294,15 @@ def evaluate_choices(
     options: AnswerOptions | None = None,
     baseline: bool = False,
     store: Store | None = None,
-) -> AnswerEvaluation[ChoiceQuestion, Choice]:
+) -> AnswerEvaluation:
     """Let a model choose among the choices of questions; arguments are those of `evaluate_questions`.
 
-    The most likely letter is chosen, or the most likely text if the prompt does not show the choices; if `options` join
-    answers, an answer is written and read as a letter. Demonstrations are those of the question's subject.
+    The most likely letter is chosen; if `options` join answers, an answer is written and read as a letter.
+    Demonstrations are those of the question's subject.
 
     Raises:
-        UsageError: A question does not fit into the model, has no demonstrations, or two choices of the same tokens.
+        UsageError: The prompt does not show the choices, or a question does not fit into the model or has no
+            demonstrations.
     """
     begun = perf_counter()
     options = options or AnswerOptions()
@@ -323,17 +315,17 @@ def evaluate_choices(
         _of_subject(subject, demonstrations)
     for question in questions:
         builder = sources.PromptBuilder(prompt, model.tokenizer, method.room(question))
-        builder.build(method.as_question(question), [], ())  # raises if it does not fit
+        builder.build(_with_letter(question), [], ())  # raises if it does not fit
 
     def choose(book: _Book) -> list[Choice]:
         @cache
         def builder(subject: str, room: int) -> sources.PromptBuilder:
             places = _of_subject(subject, demonstrations)
-            shown = [(method.as_question(demonstrations[place]), book.shown[place]) for place in places]
+            shown = [(_with_letter(demonstrations[place]), book.shown[place]) for place in places]
             return sources.PromptBuilder(prompt, model.tokenizer, room, book.parts, shown)
 
         def built(row: int, question: ChoiceQuestion) -> sources.QuestionInput:
-            asked, hits = method.as_question(question), book.hits.of(row)
+            asked, hits = _with_letter(question), book.hits.of(row)
             return builder(question.subject, method.room(question)).build(asked, hits, book.passages)
 
         chosen: list[Choice] = []
@@ -357,16 +349,20 @@ def evaluate_choices(
 
 def evaluate_answers(
     questions: Questions, model: WritingModel, prompt: prompts.QuestionPrompt, **how: Any
-) -> AnswerEvaluation[Any, Any]:
+) -> AnswerEvaluation:
     """Evaluate questions by `evaluate_choices` if they have choices, else by `evaluate_questions`, as `how` says."""
-    evaluate: Any = evaluate_choices if have_choices(questions) else evaluate_questions
-    evaluated: AnswerEvaluation[Any, Any] = evaluate(questions, model, prompt, **how)
-    return evaluated
+    evaluate: Callable[..., AnswerEvaluation] = evaluate_choices if have_choices(questions) else evaluate_questions
+    return evaluate(questions, model, prompt, **how)
 
 
 def have_choices(questions: Questions) -> bool:
     """Return whether questions are multiple choice."""
     return any(isinstance(question, ChoiceQuestion) for question in questions[:1])
+
+
+def _with_letter(question: ChoiceQuestion) -> Question:
+    """Return a question for a prompt, with the letter of its right choice."""
+    return question.with_answer(question.letters[question.gold])
 
 
 def _of_subject(subject: str, demonstrations: Sequence[ChoiceQuestion]) -> list[int]:

@@ -22,18 +22,16 @@ from ralm.protocols import WritingModel
 from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.sources import share_retrievals
 from ralm.records import Passage
-from ralm.runs import resume, run, sweep, tables, units
-from ralm.storage import manifest, outputs
+from ralm.runs import resume, run, sweep
+from ralm.storage import outputs
 from ralm.storage.store import Store
 from ralm.validation import config_of
 
 ANSWERS_KIND: Final = outputs.FolderKind("answers")
-ANSWERS_TABLE: Final = "answers.parquet"
 CHOICES_KIND: Final = outputs.FolderKind("choices")
-CHOICES_TABLE: Final = "choices.parquet"
 
 _TYPES: Final = {bool: pa.bool_(), float: pa.float64()}
-ANSWER_COLUMNS: Final = {
+_ANSWER_COLUMNS: Final = {
     "answer": pa.string(),
     **{name: _TYPES[measure.returns] for name, measure in metrics.ANSWER_MEASURES.items()},
     "log_prob": pa.float64(),
@@ -51,15 +49,15 @@ _CHOICE_COLUMNS: Final = {
     **_CUT,
 }
 _READ: Final = {"passages": pa.list_(pa.int64()), "shares": pa.list_(pa.float64())}
-ANSWERS_COLUMNS: Final = {
+_ANSWERS_COLUMNS: Final = {
     "question_id": pa.string(),
     "question": pa.string(),
     "answers": pa.list_(pa.string()),
-    **ANSWER_COLUMNS,
+    **_ANSWER_COLUMNS,
     **_READ,
     "answer_at": pa.int64(),
     **_CUT,
-    **{f"{book}_{name}": kind for book in ("without", "closed") for name, kind in ANSWER_COLUMNS.items()},
+    **{f"{book}_{name}": kind for book in ("without", "closed") for name, kind in _ANSWER_COLUMNS.items()},
 }
 _CHOICES_COLUMNS: Final = {
     "question_id": pa.string(),
@@ -72,9 +70,6 @@ _CHOICES_COLUMNS: Final = {
     **_READ,
     **{f"closed_{name}": kind for name, kind in _CHOICE_COLUMNS.items()},
 }
-TABLES: Final = {ANSWERS_KIND: (ANSWERS_TABLE, ANSWERS_COLUMNS), CHOICES_KIND: (CHOICES_TABLE, _CHOICES_COLUMNS)}
-_NEVER_NULL: Final = {"question_id", "question", "answers", "choices", "gold", "passages", "shares", *_CUT}
-REMEDY: Final = "answer the questions again"
 _Config: TypeAlias = dict[str, JsonValue]
 
 
@@ -87,7 +82,7 @@ def run_questions(
     baseline: bool = False,
     force: bool = False,
     **how: Any,
-) -> evaluation.AnswerEvaluation[Any, Any]:
+) -> evaluation.AnswerEvaluation:
     """Evaluate questions as `evaluate_questions` or `evaluate_choices` does, and write the folder `out` atomically.
 
     `how` are the other arguments of these. If it is killed, call it again with the same arguments to resume.
@@ -113,7 +108,7 @@ def sweep_answers(
     baseline: bool = False,
     out: Path | None = None,
     force: bool = False,
-) -> sweep.Sweep[evaluation.AnswerEvaluation[Any, Any]]:
+) -> sweep.Sweep[evaluation.AnswerEvaluation]:
     """Evaluate the same questions with the arguments of every value of an option; resume as `run_questions`."""
     configs = {value: questions_config(model=model, **point) for value, point in points.items()}
     settings: _Config = {"option": option, "points": {**configs}}
@@ -150,8 +145,8 @@ def questions_config(
     options: _Config = {**asdict(drawn), "stop": [*drawn.stop]}
     del options["top_logprobs"]  # it changes no draw
     if evaluation.have_choices(questions):
-        score = multiple_choice.scoring_of(prompt, drawn)
-        options = {"score": score, **(options if score == "generated" else {"max_length": drawn.max_length})}
+        writes = drawn.join == "answers"
+        options = {"score": "generated", **options} if writes else {"score": "letter", "max_length": drawn.max_length}
     else:
         options["semantics"] = how.get("semantics", "paper")
     source, parts = how.get("source"), how.get("parts", IN_CONTEXT)
@@ -171,31 +166,19 @@ def questions_config(
     }
 
 
-def read_table(folder: Path, kind: outputs.FolderKind) -> pa.Table:
-    """Read the table of a folder that `write_answers` wrote; FolderError or DamagedFolderError if it is none."""
-    manifest.read_manifest(folder, kind=kind)
-    name, columns = TABLES[kind]
-    with tables.damage_errors(folder, REMEDY):
-        table = pq.read_table(folder / name)
-    return tables.select_columns(folder, table, columns, columns.keys() - _NEVER_NULL, REMEDY)
-
-
-def write_answers(
-    out: Path | str, evaluated: evaluation.AnswerEvaluation[Any, Any], config: _Config, *, force: bool
-) -> None:
+def write_answers(out: Path | str, evaluated: evaluation.AnswerEvaluation, config: _Config, *, force: bool) -> None:
     """Write the folder of an evaluation atomically; FolderExistsError if `out` exists and `force` is not set."""
     kind = CHOICES_KIND if evaluated.has_choices else ANSWERS_KIND
-    name, columns = TABLES[kind]
-    rows = [_choice_row(row) if evaluated.has_choices else _answer_row(row) for row in evaluated.rows]
-    table = pa.Table.from_pylist(rows, pa.schema(columns))
+    columns, row_of = (_CHOICES_COLUMNS, _choice_row) if evaluated.has_choices else (_ANSWERS_COLUMNS, _answer_row)
+    table = pa.Table.from_pylist([row_of(row) for row in evaluated.rows], pa.schema(columns))
     read = {passage.number: passage for row in evaluated.rows for passage in row.passages}
-    passages = pa.table(tables.passage_columns([read[number] for number in sorted(read)]))
+    passages = pa.table(run.passage_columns([read[number] for number in sorted(read)]))
     with outputs.new_folder(Path(out), kind=kind, force=force) as folder:
-        pq.write_table(table, folder / name, compression="zstd")
+        pq.write_table(table, folder / f"{kind.name}.parquet", compression="zstd")
         pq.write_table(passages, folder / run.PASSAGES, compression="zstd")
-        units.write_units(folder, evaluated.units)
+        run.write_units(folder, evaluated.units)
         summary = {**evaluated.summary(), "config": config}
-        run.write_summary(folder, kind, summary, {"config": config}, {"questions": len(rows)})
+        run.write_summary(folder, kind, summary, {"config": config}, {"questions": table.num_rows})
 
 
 def _answer_row(row: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _WIDTH: Final = 200
 """Number of printed characters of a source."""
 
 
-def print_answers(evaluation: AnswerEvaluation[Any, Any], out: Path | None, how: str) -> None:
+def print_answers(evaluation: AnswerEvaluation, out: Path | None, how: str) -> None:
     """Print the measures of answers or choices, with passages and without, and `how` the questions were asked."""
     summary: dict[str, Any] = evaluation.summary()
     print_comparison(evaluation.books, "asked")

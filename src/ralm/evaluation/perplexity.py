@@ -9,26 +9,32 @@ import hashlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from functools import lru_cache
+from typing import Final, Literal
 
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.corpus.decontamination import NGRAM, Decontamination
+from ralm.corpus.words import bare_words
 from ralm.errors import RalmWarning
 from ralm.evaluation import SHOWN_TOKENS, report
 from ralm.evaluation.intervals import Column, Estimate, Units, UnitTable, compare, stretches
-from ralm.evaluation.passages_read import PassagesRead
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading import provenance, sources
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions, check_plan_before
+from ralm.reading.provenance import Contribution
 from ralm.reading.score import score_text
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
-from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
+from ralm.records import NO_PASSAGE, Hits, IntArray, Passage, Passages, Provenance, ScoredTokens
 from ralm.validation import check_length, check_scores
+
+COPY: Final = 0.5
+"""A passage with a larger share of its runs of 13 words in a text is a copy of a part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,61 @@ def _perplexity(nll: float, count: int) -> float:
         return math.exp(nll / count)
     except OverflowError:
         return math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassagesRead:
+    """What targets were read with; `copies` are near duplicates that share more than half of their runs of 13 words."""
+
+    targets: int
+    with_passage: int
+    passages: int
+    near_duplicates: frozenset[int]
+    copies: int
+
+    @classmethod
+    def of(cls, documents: Sequence[str], provenance: Provenance, passages: Mapping[int, Passage]) -> "PassagesRead":
+        """Count the passages that documents were read with."""
+        evaluated = overlap_with(tuple(documents))
+        overlaps = {number: evaluated.overlap(passage.text) for number, passage in passages.items()}
+        return cls(
+            targets=len(provenance.passages_TK),
+            with_passage=int((provenance.passages_TK != NO_PASSAGE).any(axis=1).sum()),
+            passages=len(passages),
+            near_duplicates=frozenset(number for number, overlap in overlaps.items() if overlap > 0),
+            copies=sum(overlap > COPY for overlap in overlaps.values()),
+        )
+
+    def gain_of_near_duplicates(self, contributions: Sequence[Contribution]) -> float:
+        """Return what near-duplicates contributed to a gain, in nats."""
+        return sum(row.gain for row in contributions if row.passage in self.near_duplicates)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What was read, in words."""
+        read = f"{self.with_passage:,} of {self.targets:,} tokens were read with a passage"
+        shared = (
+            f"{len(self.near_duplicates):,} of {self.passages:,} passages share {NGRAM} words in a row with the text"
+        )
+        copied = f"{self.copies:,} of them copy it: the text is in the index; `--decontaminate` leaves it out"
+        return [f"{read}; {shared}", *([copied] if self.copies else [])]
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Return the counts."""
+        return {
+            "targets": self.targets,
+            "with_passage": self.with_passage,
+            "passages": self.passages,
+            "near_duplicates": len(self.near_duplicates),
+            "copies": self.copies,
+        }
+
+
+@lru_cache(maxsize=8)
+def overlap_with(documents: tuple[str, ...]) -> Decontamination:
+    """Find runs of 13 words of documents in passages; none if all documents are shorter."""
+    long = [document for document in documents if len(bare_words(document)) >= NGRAM]
+    return Decontamination.of(texts=long) if long else Decontamination()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,9 +25,7 @@ from ralm.reading.provenance import TracedText
 from ralm.recipes.recipe import Measure
 from ralm.records import NO_PASSAGE, DoubleArray
 from ralm.retrieval.index import open_index
-from ralm.runs.run import RUN_TOKENS, SUMMARY, open_run
-from ralm.runs.tables import TEXT_BEFORE, damage_errors
-from ralm.runs.units import read_units
+from ralm.runs.run import RUN_TOKENS, SUMMARY, TEXT_BEFORE, damage_errors, open_run, read_units
 
 TokenClass = Literal["capitalised word", "other word", "rest of a word", "number", "punctuation and space"]
 _REMEDY: Final = "remove it and run the recipe again"

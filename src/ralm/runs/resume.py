@@ -7,7 +7,6 @@ atomically at the end.
 
 import json
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -161,20 +160,14 @@ def _resumed(
         yield scorers[id(model)], [_with_scorer(point, scorers) for point in points]
 
 
-_IDENTIFIED_BY: Final = {"path": "sha256", "retrieved": "sha256", "index": "fingerprint", "service": "fingerprint"}
-"""Settings that name a file or folder, each with the setting that hashes its content. The name of a model is compared,
-since the hash of its weights covers only some of them."""
-_HASH: Final = re.compile("[0-9a-f]{16,64}")
-
-
 @contextmanager
 def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
     """Yield the work folder beside `out`, which is removed after success, and if nothing was stored."""
     out = outputs.output_path(out)
     with atomic.storage_errors(work.unfinished(out)), work.work_folder(work.unfinished(out), out) as folder:
-        if not was_begun(folder, config, "a run", force=force):
+        if not _was_begun(folder, config, force=force):
             work.empty(folder)
-            write_config(folder, config)
+            atomic.write_atomically(folder / work.SETTINGS, to_json(config, indent=2))
         yield folder
         work.remove(folder)
 
@@ -186,54 +179,31 @@ def unfinished_store(folder: Path, name: str) -> Store:
     )
 
 
-def write_config(folder: Path, config: dict[str, JsonValue]) -> None:
-    """Record the settings of a job in its work folder."""
-    atomic.write_atomically(folder / work.SETTINGS, to_json(config, indent=2))
-
-
-def was_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bool) -> bool:
-    """Return whether a job with these settings was begun; UsageError if others were, and `force` is not set."""
+def _was_begun(folder: Path, config: dict[str, JsonValue], *, force: bool) -> bool:
+    """Return whether a run with these settings was begun; UsageError if others were, and `force` is not set."""
     path = folder / work.SETTINGS
     if not path.exists():
         return False
-    difference = _difference(path, json.loads(to_json(config)))
+    now = _flat(json.loads(to_json(config)))
+    try:
+        before = _flat(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        difference: str | None = f"{work.SETTINGS} is damaged"
+    else:
+        names = (name for name in (*before, *now) if before.get(name) != now.get(name))
+        difference = next((f"{name} {before.get(name)} there, {now.get(name)} here" for name in names), None)
     if difference and not force:
         raise UsageError(
-            f"{folder} is {what} begun with other settings ({difference}): give those again to resume; to start over, "
+            f"{folder} is a run begun with other settings ({difference}): give those again to resume; to start over, "
             "remove that folder, or give `force=True`."
         )
-    return not difference
+    return difference is None
 
 
-def _difference(begun: Path, current: JsonValue) -> str:
-    try:
-        before = flatten_settings(_without_names(json.loads(begun.read_bytes())))
-    except (OSError, ValueError, RecursionError):
-        return f"{work.SETTINGS} is damaged"
-    now = flatten_settings(_without_names(current))
-    name = first_difference(before, now)
-    return "" if name is None else f"{name} {before.get(name)} there, {now.get(name)} here"
-
-
-def _without_names(value: JsonValue) -> JsonValue:
-    """Return settings without the names of files whose content is hashed, since a file may have been moved."""
-    if not isinstance(value, dict):
-        return value
-    hashed = {name for name, content in _IDENTIFIED_BY.items() if _HASH.fullmatch(str(value.get(content)))}
-    return {name: _without_names(setting) for name, setting in value.items() if name not in hashed}
-
-
-def first_difference(settings: Mapping[str, JsonValue], other: Mapping[str, JsonValue]) -> str | None:
-    """Return the name of the first setting that differs; None if none does."""
-    return next((name for name in (*settings, *other) if settings.get(name) != other.get(name)), None)
-
-
-def flatten_settings(value: JsonValue, name: str = "") -> dict[str, JsonValue]:
-    """Return nested settings as a flat dictionary with dotted names."""
+def _flat(value: JsonValue, name: str = "") -> dict[str, JsonValue]:
+    """Return nested settings with dotted names."""
     if not isinstance(value, dict):
         return {name: value}
     return {
-        key: item
-        for part, inner in value.items()
-        for key, item in flatten_settings(inner, f"{name}.{part}".strip(".")).items()
+        key: item for part, inner in value.items() for key, item in _flat(inner, f"{name}.{part}".strip(".")).items()
     }

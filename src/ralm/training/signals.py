@@ -30,7 +30,7 @@ from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
 from ralm.runs.resume import unfinished_run, unfinished_store
-from ralm.runs.tables import damage_errors
+from ralm.runs.run import damage_errors
 from ralm.storage.manifest import Manifest, kind_of, open_consistently, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind, check_output, new_folder
 from ralm.terminal import no_progress, path_text, progress_bar
