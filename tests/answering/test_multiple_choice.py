@@ -279,7 +279,10 @@ ASKED: Any = {"source": Given(), "parts": Parts(reader=Ensemble(documents=2)), "
     [
         (QUESTIONS, AnswerOptions()),
         (QUESTIONS, AnswerOptions(join="answers", new_tokens=3)),
-        ([one.with_answer(one.choices[one.gold]) for one in QUESTIONS], AnswerOptions(new_tokens=3)),
+        (
+            [one.with_letter for one in QUESTIONS],
+            AnswerOptions(new_tokens=3),
+        ),
     ],
     ids=["letter", "generated", "questions"],
 )

@@ -25,7 +25,7 @@ def answered(*tokens: GeneratedToken) -> AnswerEvaluation:
     answer = Answer("it", [GeneratedText("it", 0, tokens)], {})
     judged = JudgedAnswer(answer=answer, cut=Cut(), measures=dict.fromkeys(ANSWER_MEASURES, 1.0))
     question = Question("1", "what?", ("it",))
-    row = AnsweredQuestion(question=question, passages=(), judged=judged)
+    row = AnsweredQuestion(question=question, passages=(), answer_at=None, judged=judged)
     return AnswerEvaluation(rows=[row], documents=0, seconds=1.0)
 
 

@@ -1,10 +1,10 @@
 """Evaluates question answering and multiple choice, with passages and without."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from time import perf_counter
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import JsonValue
@@ -27,7 +27,6 @@ from ralm.terminal import progress_bar
 
 _QUESTIONS_AT_ONCE: Final = 16
 """Questions of multiple choice whose prompts are in memory at a time."""
-_Result = TypeVar("_Result")
 Questions: TypeAlias = Sequence[Question] | Sequence[ChoiceQuestion]
 
 
@@ -42,7 +41,7 @@ class JudgedAnswer:
     gold_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class AnsweredQuestion:
     """A question with its passages, the rank of the first that holds an answer, and its answers with and without.
 
@@ -51,7 +50,7 @@ class AnsweredQuestion:
 
     question: Any
     passages: Sequence[Passage]
-    answer_at: int | None = None
+    answer_at: int | None
     judged: Any
     without: Any = None
     closed: Any = None
@@ -186,7 +185,6 @@ def evaluate_questions(
     Raises:
         UsageError: Lengths do not fit into the model.
     """
-    begun = perf_counter()
     options = options or AnswerOptions()
     if options.join == "tokens":
         parts.check_generation(model)
@@ -207,15 +205,7 @@ def evaluate_questions(
                 advance()
         return judged
 
-    rows = []
-    results = _in_books(answer, questions, demonstrations, source, parts, model, baseline=baseline, same_words=True)
-    for question, (judged, without, closed, read) in zip(questions, results, strict=True):
-        ranks = (rank for rank, passage in enumerate(read, 1) if metrics.has_answer(passage.text, question.answers))
-        answer_at = next(ranks, None)
-        books = {"without": without, "closed": closed}
-        rows.append(AnsweredQuestion(question=question, passages=read, answer_at=answer_at, judged=judged, **books))
-    documents = 0 if source is None else parts.reader.hits
-    return AnswerEvaluation(rows=rows, documents=documents, seconds=perf_counter() - begun)
+    return _evaluated(answer, questions, questions, demonstrations, source, parts, model, baseline=baseline)
 
 
 def answer_qrels(questions: Sequence[Question], passages: Passages, *runs: RetrievalRun) -> dict[str, dict[str, int]]:
@@ -247,8 +237,9 @@ class _Book(NamedTuple):
     same_words: bool = False
 
 
-def _in_books(
-    answer: Callable[[_Book], Sequence[_Result]],
+def _evaluated(
+    answer: Callable[[_Book], Sequence[Any]],
+    questions: Questions,
     queries: Sequence[Question],
     shown: Sequence[Question],
     source: sources.QuestionSource | FromRetriever | None,
@@ -256,22 +247,28 @@ def _in_books(
     model: WritingModel,
     *,
     baseline: bool,
-    same_words: bool = False,
-) -> Iterator[tuple[_Result, _Result | None, _Result | None, list[Passage]]]:
-    """Yield each question's results with passages, without in the same words, and closed book; and its passages."""
+) -> AnswerEvaluation:
+    """Answer questions with their passages; with a baseline also closed book, and open ones in the same words."""
+    begun = perf_counter()
     hits, passages = sources.found_passages(queries, source, parts, model)
     firsts, demonstrated = sources.found_passages(shown, source if shown else None, parts, model, 1)
     first_of = [[demonstrated[number] for number, _ in firsts.of(row)] for row in range(len(shown))]
-    results = answer(_Book("", parts, first_of, hits, passages))
-    without: Sequence[_Result | None] = [None] * len(queries)
+    judged = answer(_Book("", parts, first_of, hits, passages))
+    without: Sequence[Any] = [None] * len(queries)
     closed = without
     if baseline and source is not None:
         empty = _Book(" closed book", IN_CONTEXT, [()] * len(shown), Hits.none(len(queries), 1), ())
         closed = answer(empty)
-        if same_words:
+        if not have_choices(questions):
             without = answer(empty._replace(name=" without passages", same_words=True))
-    read = ([passages[number] for number, _ in hits.of(row)[: parts.reader.hits]] for row in range(len(queries)))
-    return zip(results, without, closed, read, strict=True)
+    rows = []
+    for row, (question, *ways) in enumerate(zip(questions, judged, without, closed, strict=True)):
+        read = [passages[number] for number, _ in hits.of(row)[: parts.reader.hits]]
+        golds = question.answers if isinstance(question, Question) else ()
+        ranks = (rank for rank, passage in enumerate(read, 1) if metrics.has_answer(passage.text, golds))
+        rows.append(AnsweredQuestion(question, read, next(ranks, None), *ways))
+    documents = 0 if source is None else parts.reader.hits
+    return AnswerEvaluation(rows=rows, documents=documents, seconds=perf_counter() - begun)
 
 
 def _judge(asked: sources.QuestionInput, answer: Answer, gold: GoldScore | None) -> JudgedAnswer:
@@ -304,47 +301,37 @@ def evaluate_choices(
         UsageError: The prompt does not show the choices, or a question does not fit into the model or has no
             demonstrations.
     """
-    begun = perf_counter()
     options = options or AnswerOptions()
     if options.join == "answers":
         parts.check_vote(model)
     else:
         parts.check_scoring(model, "a choice")
     method = ChoiceMethod(model, prompt, options, store)
-    for subject in sorted({question.subject for question in questions}):
-        _of_subject(subject, demonstrations)
+    room = method.room(questions)
+    bare = sources.PromptBuilder(prompt, model.tokenizer, room)
+    shown_of = {question.subject: _of_subject(question.subject, demonstrations) for question in questions}
     for question in questions:
-        builder = sources.PromptBuilder(prompt, model.tokenizer, method.room(question))
-        builder.build(_with_letter(question), [], ())  # raises if it does not fit
+        bare.build(question.with_letter, [], ())  # raises if it does not fit
 
     def choose(book: _Book) -> list[Choice]:
-        @cache
-        def builder(subject: str, room: int) -> sources.PromptBuilder:
-            places = _of_subject(subject, demonstrations)
-            shown = [(_with_letter(demonstrations[place]), book.shown[place]) for place in places]
-            return sources.PromptBuilder(prompt, model.tokenizer, room, book.parts, shown)
-
-        def built(row: int, question: ChoiceQuestion) -> sources.QuestionInput:
-            asked, hits = _with_letter(question), book.hits.of(row)
-            return builder(question.subject, method.room(question)).build(asked, hits, book.passages)
-
+        builders = {}
+        for subject, places in shown_of.items():
+            shown = [(demonstrations[place].with_letter, book.shown[place]) for place in places]
+            builders[subject] = sources.PromptBuilder(prompt, model.tokenizer, room, book.parts, shown)
         chosen: list[Choice] = []
-        numbered = [*enumerate(questions)]
         with progress_bar(f"Choosing{book.name}", len(questions)) as advance:
             for begin in range(0, len(questions), _QUESTIONS_AT_ONCE):
-                group = numbered[begin : begin + _QUESTIONS_AT_ONCE]
-                chosen += method.choose([(question, built(row, question)) for row, question in group])
+                group = questions[begin : begin + _QUESTIONS_AT_ONCE]
+                inputs = [
+                    builders[question.subject].build(question.with_letter, book.hits.of(row), book.passages)
+                    for row, question in enumerate(group, begin)
+                ]
+                chosen += method.choose([*zip(group, inputs, strict=True)])
                 advance(len(group))
         return chosen
 
     queries, shown = [question.query for question in questions], [question.query for question in demonstrations]
-    results = _in_books(choose, queries, shown, source, parts, model, baseline=baseline)
-    rows = [
-        AnsweredQuestion(question=question, passages=read, judged=choice, closed=closed)
-        for question, (choice, _, closed, read) in zip(questions, results, strict=True)
-    ]
-    documents = 0 if source is None else parts.reader.hits
-    return AnswerEvaluation(rows=rows, documents=documents, seconds=perf_counter() - begun)
+    return _evaluated(choose, questions, queries, shown, source, parts, model, baseline=baseline)
 
 
 def evaluate_answers(
@@ -358,11 +345,6 @@ def evaluate_answers(
 def have_choices(questions: Questions) -> bool:
     """Return whether questions are multiple choice."""
     return any(isinstance(question, ChoiceQuestion) for question in questions[:1])
-
-
-def _with_letter(question: ChoiceQuestion) -> Question:
-    """Return a question for a prompt, with the letter of its right choice."""
-    return question.with_answer(question.letters[question.gold])
 
 
 def _of_subject(subject: str, demonstrations: Sequence[ChoiceQuestion]) -> list[int]:

@@ -96,11 +96,12 @@ class ChoiceMethod:
         self._encoder = PromptEncoder(model.tokenizer, MAX_COUNT, chat=prompt.chat)
         self._encoded: dict[tuple[str, tuple[str, ...]], list[IntArray]] = {}
 
-    def room(self, question: ChoiceQuestion) -> int:
+    def room(self, questions: Sequence[ChoiceQuestion]) -> int:
         """Return the maximum length of a prompt; the last token of a letter is predicted and not read."""
         if self._options.join == "answers":
             return room_for_prompts(self._model, self._options)
-        return self._length + 1 - max(len(tokens) for tokens in self._tokens(question))
+        lengths = (len(letter) for question in questions for letter in self._tokens(question))
+        return self._length + 1 - max(lengths, default=0)
 
     def choose(self, inputs: Sequence[tuple[ChoiceQuestion, QuestionInput]]) -> list[Choice]:
         """Return the choice for each question, given its prompts."""

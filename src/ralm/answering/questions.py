@@ -96,9 +96,10 @@ class ChoiceQuestion:
         listed = (f"({letter}) {choice}" for letter, choice in zip(self.letters, self.choices, strict=True))
         return Question(self.id, "\n".join([self.text, *listed]), passages=self.passages, stem=self.text)
 
-    def with_answer(self, answer: str) -> Question:
-        """Return the question for a prompt, with the text of its right answer."""
-        return Question(self.id, self.text, (answer,), choices=self.choices)
+    @property
+    def with_letter(self) -> Question:
+        """The question for a prompt, with the letter of its right choice as its answer."""
+        return Question(self.id, self.text, (self.letters[self.gold],), choices=self.choices)
 
 
 def identity_of(questions: Sequence[Question | ChoiceQuestion], *, with_passages: bool = False) -> str:
