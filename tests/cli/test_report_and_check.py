@@ -105,7 +105,7 @@ def test_what_checksums_do_not_tell(folders: Path) -> None:
     mend(folders / "run")
     answer = ralm("check", folders / "run")
     assert answer.status == 1
-    assert "is not a summary" in answer.out
+    assert "is damaged" in answer.out
 
 
 def test_what_is_no_such_folder(folders: Path) -> None:

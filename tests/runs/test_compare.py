@@ -1,36 +1,35 @@
 """Comparing runs: figures against plain sums, and runs that cannot be compared."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import ralm
 from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.evaluation.intervals import STRETCH, Units, compare
 from ralm.runs.run import compare_runs
-from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm
+from tests.cli.program import done, failed, printed, ralm as command
+from tests.fakes import CountingModel, WordTokenizer
 
 DOCUMENTS = [f"the dog and the cat number {number} keep the sheep on the hill. " * (4 + number) for number in range(12)]
+PLAN = ralm.PlanOptions(max_length=64, document_tokens=16)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folders: dict[str, Path]) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs over documents in two ways, `one` and `two`, over fewer of their tokens, and over one text."""
     folder = tmp_path_factory.mktemp("comparison")
-    (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
-    (folder / "text.txt").write_text("\n\n".join(DOCUMENTS))
-    blocked = ["--windows", "blocked", "--block", 16]
-    kinds = [
-        ("one", "text.jsonl", []),
-        ("two", "text.jsonl", blocked),
-        ("short", "text.jsonl", ["--limit-tokens", 40]),
-        ("whole", "text.txt", []),
-        ("whole-two", "text.txt", blocked),
-    ]
-    for name, text, options in kinds:
-        done("eval", folder / text, "--lm", tiny_folders["llama"], *MODEL_LENGTH, *options, "--out", folder / name)
+    model = CountingModel(WordTokenizer(), vocabulary=60, max_length=64)
+    blocked = replace(PLAN, windows="blocked", block=16)
+    ralm.run_evaluation(folder / "one", DOCUMENTS, model, PLAN)
+    ralm.run_evaluation(folder / "two", DOCUMENTS, model, blocked)
+    ralm.run_evaluation(folder / "short", DOCUMENTS, model, PLAN, limit_tokens=40)
+    ralm.run_evaluation(folder / "whole", " ".join(DOCUMENTS), model, PLAN)
+    ralm.run_evaluation(folder / "whole-two", " ".join(DOCUMENTS), model, blocked)
+    (folder / "text.txt").write_text("no run")
     return folder
 
 
@@ -80,4 +79,4 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     shown = done(*two).out
     assert all(words in shown for words in ("change from the first", "12 documents: 95% intervals")), shown
     assert printed(*two)["documents"] == 12
-    failed(ralm(*two, "--html", tmp_path / "page.html"), 2, "--html has no effect without a single run")
+    failed(command(*two, "--html", tmp_path / "page.html"), 2, "--html has no effect without a single run")

@@ -40,6 +40,17 @@ class JudgedAnswer:
     gold_log_prob: float | None = None
     gold_tokens: int | None = None
 
+    @property
+    def shares(self) -> dict[int, float]:
+        """The share of each passage in the probability of the answer."""
+        return self.answer.shares
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the columns of the answer in a table."""
+        golds = {"gold_log_prob": self.gold_log_prob, "gold_tokens": self.gold_tokens}
+        answer = {"answer": self.answer.text, "log_prob": self.answer.log_prob}
+        return {**answer, **golds, **self.measures, **self.cut.as_row()}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnsweredQuestion:

@@ -7,7 +7,7 @@ Letters of shapes: C choices of a question, U questions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from ralm.answering import metrics
 from ralm.answering.answers import TextLikelihood, answer_all, likelihoods, room_for_prompts
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
+from ralm.answering.prompts import LETTERS, Cut, PromptEncoder, QuestionPrompt, tokens_after
 from ralm.answering.questions import ChoiceQuestion
 from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
@@ -71,6 +71,12 @@ class Choice:
     def right(self) -> bool:
         """Whether the right choice was chosen."""
         return self.chosen == self.gold
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the columns of the choice in a table."""
+        chosen = None if self.chosen is None else LETTERS[self.chosen]
+        numbers = {"log_probs": self.log_probs_C, "probabilities": self.probabilities_C}
+        return {"chosen": chosen, "right": self.right, **numbers, "answer": self.answer, **self.cut.as_row()}
 
 
 class ChoiceMethod:

@@ -214,6 +214,10 @@ class Cut:
     def __bool__(self) -> bool:
         return bool(self.demonstrations or self.documents or self.special)
 
+    def as_row(self) -> dict[str, int]:
+        """Return the columns of the cut in a table."""
+        return {f"cut_{name}": tokens for name, tokens in asdict(self).items()}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictInt, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, StrictInt, ValidationError
 
 from ralm.answering.options import QuestionFields
 from ralm.answering.prompts import LETTERS
@@ -288,13 +288,6 @@ def _list_in(text: str) -> list[Any] | None:
     return None
 
 
-def _no_list(text: str) -> str:
-    """Return a text; ValueError if it is a list in a text."""
-    if _list_in(text) is not None:
-        raise ValueError(text)
-    return text
-
-
 _Name = Annotated[str, BeforeValidator(str)]
 
 
@@ -308,9 +301,9 @@ class _QuestionFields(BaseModel):
 
 class _Open(_QuestionFields):
     answers: Annotated[
-        tuple[Annotated[str, AfterValidator(_no_list)], ...],
+        tuple[str, ...],
         BeforeValidator(_listed),
-        Field(description="a text or a list of texts, none of them a list in quotes"),
+        Field(description="a text or a list of texts"),
     ]
 
 

@@ -4,7 +4,7 @@ A folder has a table of answers or of choices, the passages that were read, the 
 manifest.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -21,7 +21,6 @@ from ralm.answering.questions import ChoiceQuestion, identity_of
 from ralm.protocols import WritingModel
 from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.sources import share_retrievals
-from ralm.records import Passage
 from ralm.runs import resume, run, sweep
 from ralm.storage import outputs
 from ralm.storage.store import Store
@@ -169,8 +168,8 @@ def questions_config(
 def write_answers(out: Path | str, evaluated: evaluation.AnswerEvaluation, config: _Config, *, force: bool) -> None:
     """Write the folder of an evaluation atomically; FolderExistsError if `out` exists and `force` is not set."""
     kind = CHOICES_KIND if evaluated.has_choices else ANSWERS_KIND
-    columns, row_of = (_CHOICES_COLUMNS, _choice_row) if evaluated.has_choices else (_ANSWERS_COLUMNS, _answer_row)
-    table = pa.Table.from_pylist([row_of(row) for row in evaluated.rows], pa.schema(columns))
+    columns = _CHOICES_COLUMNS if evaluated.has_choices else _ANSWERS_COLUMNS
+    table = pa.Table.from_pylist([_row(row) for row in evaluated.rows], pa.schema(columns))
     read = {passage.number: passage for row in evaluated.rows for passage in row.passages}
     passages = pa.table(run.passage_columns([read[number] for number in sorted(read)]))
     with outputs.new_folder(Path(out), kind=kind, force=force) as folder:
@@ -181,65 +180,23 @@ def write_answers(out: Path | str, evaluated: evaluation.AnswerEvaluation, confi
         run.write_summary(folder, kind, summary, {"config": config}, {"questions": table.num_rows})
 
 
-def _answer_row(row: Any) -> dict[str, Any]:
-    """Return a row of the table of answers; what is not known is null."""
-    books = {"": row.judged, "without_": row.without, "closed_": row.closed}
-    return {
-        "question_id": row.question.id,
-        "question": row.question.text,
-        "answers": row.question.answers,
-        **_read_values(row.passages, row.judged.answer.shares),
-        "answer_at": row.answer_at,
-        **_of_books(books, _answer_values),
-    }
-
-
-def _answer_values(judged: evaluation.JudgedAnswer) -> dict[str, Any]:
-    return {
-        "answer": judged.answer.text,
-        "log_prob": judged.answer.log_prob,
-        "gold_tokens": judged.gold_tokens,
-        "gold_log_prob": judged.gold_log_prob,
-        **{name: judged.measures.get(name) for name in metrics.ANSWER_MEASURES},
-        **_cut_values(judged.cut),
-    }
-
-
-def _choice_row(row: Any) -> dict[str, Any]:
-    question, books = row.question, {"": row.judged, "closed_": row.closed}
-    return {
+def _row(row: evaluation.AnsweredQuestion) -> dict[str, Any]:
+    """Return the row of a question in its table, without the columns that are not known."""
+    question, shares = row.question, dict(row.judged.shares)
+    numbers = [passage.number for passage in row.passages]
+    values = {
         "question_id": question.id,
-        "subject": question.subject or None,
-        "category": multiple_choice.category_of(question.subject),
         "question": question.text,
-        "choices": question.choices,
-        "gold": question.letters[question.gold],
-        **_read_values(row.passages, row.judged.shares),
-        **_of_books(books, partial(_choice_values, question)),
+        "passages": numbers,
+        "shares": [shares.pop(number, 0.0) for number in numbers],  # a passage listed twice has its share at the first
     }
-
-
-def _choice_values(question: ChoiceQuestion, choice: multiple_choice.Choice) -> dict[str, Any]:
-    return {
-        "chosen": None if choice.chosen is None else question.letters[choice.chosen],
-        "right": choice.right,
-        "log_probs": choice.log_probs_C,
-        "probabilities": choice.probabilities_C,
-        "answer": choice.answer,
-        **_cut_values(choice.cut),
-    }
-
-
-def _of_books(books: Mapping[str, Any], values: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"{way}{name}": value for way, judged in books.items() if judged for name, value in values(judged).items()}
-
-
-def _cut_values(cut: prompts.Cut) -> dict[str, Any]:
-    return {f"cut_{name}": tokens for name, tokens in asdict(cut).items()}
-
-
-def _read_values(passages: Sequence[Passage], shares: Mapping[int, float]) -> dict[str, Any]:
-    """Return the numbers of passages, and their shares; one that a file lists twice has its share at the first."""
-    remaining = dict(shares)
-    numbers = [passage.number for passage in passages]
-    return {"passages": numbers, "shares": [remaining.pop(number, 0.0) for number in numbers]}
+    if isinstance(question, ChoiceQuestion):
+        category = multiple_choice.category_of(question.subject)
+        values |= {"subject": question.subject or None, "category": category}
+        values |= {"choices": question.choices, "gold": question.letters[question.gold]}
+    else:
+        values |= {"answers": question.answers, "answer_at": row.answer_at}
+    for way, judged in (("", row.judged), ("without_", row.without), ("closed_", row.closed)):
+        if judged is not None:
+            values |= {f"{way}{name}": value for name, value in judged.as_row().items()}
+    return values

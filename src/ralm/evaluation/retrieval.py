@@ -28,8 +28,6 @@ Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """The grades of the judged documents of each topic; 0 and less are not relevant."""
 RetrievalRun: TypeAlias = Mapping[str, Mapping[str, float]]
 """The scores of the documents that were found for each topic; their order is that of the scores."""
-_IDS: Final = ("_id", "id")
-_TEXTS: Final = ("text", "query")
 _TOPIC: Final = re.compile(
     r"<top>(?:(?!<top>).)*?<num>\s*(?:Number:)?\s*([^\s<]+)(?:(?!<top>).)*?<title>\s*(?:Topic:)?([^<]*)",
     re.DOTALL | re.I,
@@ -44,14 +42,8 @@ def read_topics(path: Path | str) -> dict[str, str]:
         InputError: The source is missing, empty or malformed; the message names the line.
     """
     path = _in_folder(path, "queries.jsonl")
-    if files.suffix_of(path.name) == ".jsonl":
-        rows = _json_topics(path)
-    else:
-        text = files.whole_text(path, InputError)
-        tagged = _TOPIC.findall(text) or _DOCUMENT_TOPIC.findall(text)
-        rows = ((str(path), *topic) for topic in tagged) if tagged else _table_topics(path)
     texts: dict[str, str] = {}
-    for where, name, text in rows:
+    for where, name, text in _topics(path):
         if name.strip() in texts:
             raise InputError(f"{where}: there are two topics {name.strip()!r}.")
         texts[name.strip()] = " ".join(text.split())
@@ -64,16 +56,19 @@ def _in_folder(path: Path | str, name: str) -> Path:
     return Path(path, name) if Path(path).is_dir() else Path(path)
 
 
-def _json_topics(path: Path) -> Iterator[tuple[str, str, str]]:
-    for where, record in records_of_lines(path):
-        values = [next((record[name] for name in names if name in record), None) for names in (_IDS, _TEXTS)]
-        if not all(isinstance(value, str | int) for value in values):
-            raise InputError(f"{where} has no `_id` or no `text`; its fields are {', '.join(record)}.")
-        yield where, str(values[0]), str(values[1])
-
-
-def _table_topics(path: Path) -> Iterator[tuple[str, str, str]]:
-    for where, line in _lines(path):
+def _topics(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the place, the id and the text of each topic."""
+    if files.suffix_of(path.name) == ".jsonl":
+        for where, record in records_of_lines(path):
+            name, text = record.get("_id", record.get("id")), record.get("text", record.get("query"))
+            if not isinstance(name, str | int) or not isinstance(text, str | int):
+                raise InputError(f"{where} has no `_id` or no `text`; its fields are {', '.join(record)}.")
+            yield where, str(name), str(text)
+        return
+    whole = files.whole_text(path, InputError)
+    tagged = _TOPIC.findall(whole) or _DOCUMENT_TOPIC.findall(whole)
+    yield from ((str(path), *topic) for topic in tagged)
+    for where, line in () if tagged else _lines(path):
         name, tab, text = line.partition("\t")
         if not tab:
             raise InputError(f"{where} is no topic: it has no <top> or <DOC>, and no tab after an id.")
@@ -235,17 +230,14 @@ def judge_run(run: RetrievalRun, qrels: Qrels, measures: str = RETRIEVAL_MEASURE
     """
     if not qrels:
         raise UsageError("no topic is judged: give the qrels of these topics.")
-    return JudgedRun(list(qrels), _values(run, qrels, parse_measures(measures)))
-
-
-def _values(run: RetrievalRun, qrels: Qrels, measures: Sequence[Any]) -> dict[str, DoubleArray]:
+    parsed = parse_measures(measures)
     import ir_measures
 
     place = {topic: place for place, topic in enumerate(qrels)}
-    values = {str(measure): np.zeros(len(qrels)) for measure in measures}
+    values = {str(measure): np.zeros(len(qrels)) for measure in parsed}
     try:
-        for metric in ir_measures.iter_calc([*measures], {**qrels}, {**run}):
+        for metric in ir_measures.iter_calc(parsed, {**qrels}, {**run}):
             values[str(metric.measure)][place[metric.query_id]] = metric.value
     except (ValueError, RuntimeError) as error:
         raise UsageError(f"ir_measures cannot compute `measures` {', '.join(values)}: {error}") from None
-    return values
+    return JudgedRun([*qrels], values)
