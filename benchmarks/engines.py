@@ -17,8 +17,7 @@ import Stemmer
 import tantivy
 
 from benchmarks.collection import Collection
-from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.stream import search_streams
+from ralm.retrieval.bm25.search import BM25, search_streams
 
 Engine: TypeAlias = Callable[[int], object]
 """Answers all queries with this many hits each."""

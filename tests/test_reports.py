@@ -17,8 +17,8 @@ import ralm
 from ralm.corpus.folder import FileSelection
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Measures
+from ralm.retrieval.allowed import Distinct
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.distinct import Distinct
 from tests.fakes import CountingModel, LetterEncoder, WordTokenizer, passages_of
 from tests.serving.served import DOCUMENTS, save_index
 

@@ -121,12 +121,7 @@ from .retrieval.retrieval_file import (
 )
 from .retrieval.retriever import RetrieverOptions as RetrieverOptions, open_retriever as open_retriever
 from .retrieval.sync import sync_index as sync_index
-from .retrieval.update import update_index as update_index
-from .retrieval.vectors import (
-    add_vectors as add_vectors,
-    remove_vectors as remove_vectors,
-    set_default_vectors as set_default_vectors,
-)
+from .retrieval.update import add_vectors as add_vectors, update_index as update_index
 from .runs.resume import run_evaluation as run_evaluation, sweep as sweep
 from .runs.run import compare_runs as compare_runs, write_run as write_run
 from .runs.sweep import Sweep as Sweep

@@ -36,8 +36,8 @@ from ralm.protocols import LanguageModel, Retriever, Tokenizer, WritingModel
 from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, Document, IntArray, Passages, Request
-from ralm.retrieval.expansion import WHOLE, ExpandedPassages
 from ralm.retrieval.index import Index
+from ralm.retrieval.retriever import WHOLE, ExpandedPassages
 from ralm.terminal import track
 from ralm.training.examples import Example, check_fits, find_candidates, queries_of, sample_examples
 from ralm.training.options import ExampleOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import ralm
-from ralm.retrieval.summary import corpus_title
+from ralm.retrieval.index import corpus_title
 from tests.cli.program import done, failed, printed, ralm as program
 
 FILES = {

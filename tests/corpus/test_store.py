@@ -17,7 +17,7 @@ from ralm.corpus import store
 from ralm.corpus.store import ROWS_A_BATCH, PassageStore, join_passages, write_passages
 from ralm.errors import DamagedFolderError, StorageError, UsageError
 from ralm.records import Metadata, Passage
-from ralm.storage.atomic import storage_errors
+from ralm.storage.work import storage_errors
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ralm.retrieval.bm25.batch import SearchBatch
+from ralm.retrieval.bm25.collection import SearchBatch
 from ralm.retrieval.bm25.stream import Stream
 
 

@@ -9,8 +9,8 @@ import pytest
 from ralm.records import Hits
 from ralm.retrieval.analysis import ENGLISH, Analysis
 from ralm.retrieval.bm25.arrays import Arrays, open_arrays
-from ralm.retrieval.bm25.batch import SearchBatch
 from ralm.retrieval.bm25.build import BM25Builder
+from ralm.retrieval.bm25.collection import SearchBatch
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.search import BM25

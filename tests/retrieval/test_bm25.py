@@ -20,12 +20,11 @@ import ralm
 from ralm.errors import CorpusError
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis import ENGLISH, Analyser
-from ralm.retrieval.bm25 import kernels, search, stream
+from ralm.retrieval.bm25 import kernels, search
 from ralm.retrieval.bm25.arrays import Arrays
-from ralm.retrieval.bm25.build import BM25Builder
+from ralm.retrieval.bm25.build import NOT_KEPT, BM25Builder, MergedArrays, merge_arrays
 from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
 from ralm.retrieval.bm25.lookup import search_lookups
-from ralm.retrieval.bm25.merging import NOT_KEPT, MergedArrays, merge_arrays
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
@@ -182,7 +181,7 @@ def wikitext(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lucene_gives_the_same_top_16(wikitext: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Anserini orders equal scores by id as text, the only difference between its lists and ours."""
     monkeypatch.setattr(search, "PASSAGES_A_HIT", 1 << 40 if way == "sum" else 1)
-    monkeypatch.setattr(stream, "STREAM_OVERLAP", 0.0 if way == "stream" else 2.0)
+    monkeypatch.setattr(search, "STREAM_OVERLAP", 0.0 if way == "stream" else 2.0)
     lines = shared("golden", "lucene", "wikitext_stride_queries.jsonl").read_text(encoding="utf-8").splitlines()
     golden = [json.loads(line) for line in lines]
     hits = open_index(wikitext).bm25.retrieve([case["query"] for case in golden], 100)

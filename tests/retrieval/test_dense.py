@@ -21,7 +21,7 @@ from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOpt
 from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.hybrid import Hybrid
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.vectors import add_vectors
+from ralm.retrieval.update import add_vectors
 from ralm.storage.work import unfinished
 from ralm.terminal import Advance
 from tests.fakes import LetterEncoder, passages_of
@@ -305,7 +305,7 @@ def test_an_index_for_one_or_both(tmp_path: Path) -> None:
     assert of_own.retrieve(["fox"], 5).of(0) == built(tmp_path / "d", passages, LetterEncoder()).retrieve(
         ["fox"], 5
     ).of(0)
-    with pytest.raises(DamagedFolderError, match="does not say with which encoder"):
+    with pytest.raises(DamagedFolderError, match="does not describe its"):
         open_index(tmp_path / "both").dense()
 
 

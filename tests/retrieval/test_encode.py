@@ -15,11 +15,11 @@ import pytest
 
 from ralm.errors import DamagedFolderError, FolderError, FolderExistsError, UsageError
 from ralm.records import Passage
+from ralm.retrieval.allowed import title_mask
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import VectorOptions
 from ralm.retrieval.index import Index, check_index, open_index
-from ralm.retrieval.retriever import title_mask
-from ralm.retrieval.vectors import add_vectors, remove_vectors, set_default_vectors
+from ralm.retrieval.update import add_vectors
 from ralm.storage import manifest as manifests
 from ralm.storage.outputs import MANIFEST
 from ralm.storage.work import unfinished, work_folder
@@ -81,13 +81,6 @@ def test_added_vectors_find_what_those_of_a_build_find(index: Path, both: Path) 
     assert strange_files(index) == set()
 
 
-def test_vectors_leave_the_analyser_alone(tmp_path: Path) -> None:
-    build_index(some_passages(), tmp_path / "index", analyser="german")
-    before = open_index(tmp_path / "index").bm25.config
-    add_vectors(tmp_path / "index", HashEncoder())
-    assert open_index(tmp_path / "index").bm25.config == before
-
-
 def test_several_sets_and_which_is_the_default(both: Path) -> None:
     add_vectors(both, LetterEncoder(), name="letters-v1.2")
     add_vectors(both, OtherLetters(), name="other", default=False)
@@ -99,14 +92,7 @@ def test_several_sets_and_which_is_the_default(both: Path) -> None:
         opened.dense(vectors="main", encoder=LetterEncoder())
     with pytest.raises(UsageError, match="has no vectors 'third', but 'main', 'letters-v1.2', 'other'"):
         opened.dense(vectors="third", encoder=LetterEncoder())
-    set_default_vectors(both, "main")
-    assert next(iter(open_index(both).vectors)) == "main"
-    with pytest.raises(UsageError, match="'main' are the default vectors"):
-        remove_vectors(both, "main")
-    remove_vectors(both, "letters-v1.2")
-    assert list(open_index(both).vectors) == ["main", "other"]
     assert strange_files(both) == set()
-    assert not any("letters" in path.name for path in both.rglob("*"))
 
 
 def test_identities_outlive_changes(index: Path, both: Path) -> None:
@@ -121,8 +107,6 @@ def test_identities_outlive_changes(index: Path, both: Path) -> None:
     assert (after.fingerprint, after.bm25.config) == (before.fingerprint, bm25)
     assert after.dense(vectors="main", encoder=HashEncoder()).config == main
     assert after.dense(vectors="letters", encoder=LetterEncoder()).config == letters
-    remove_vectors(both, "main")
-    assert (open_index(both).fingerprint, open_index(both).bm25.config) == (before.fingerprint, bm25)
     add_vectors(index, LetterEncoder())
     assert open_index(index).bm25.config == alone.bm25.config
     first = open_index(index).dense(encoder=LetterEncoder()).config
@@ -132,13 +116,11 @@ def test_identities_outlive_changes(index: Path, both: Path) -> None:
 
 
 def test_an_open_index_keeps_answering(both: Path) -> None:
-    """While its only vectors are replaced, and then removed; one that was asked before and one that was not."""
+    """While its vectors are replaced; one that was asked before and one that was not."""
     asked, fresh = open_index(both), open_index(both)
     expected = found(asked, None, HashEncoder())
     words = asked.bm25.retrieve(QUERIES, 5).numbers_QK.tolist()
-    add_vectors(both, LetterEncoder(), name="added", default=False)
     add_vectors(both, LetterEncoder(), name="main", force=True)
-    remove_vectors(both, "added")
     assert [path.name for path in (both / "vectors").iterdir()] == ["main"]
     for opened in (asked, fresh):
         assert found(opened, None, HashEncoder()) == expected
@@ -168,21 +150,8 @@ def test_two_writers_at_once(both: Path) -> None:
     for folder in (new, unfinished(both)):
         with work_folder(folder, both), pytest.raises(FolderExistsError, match="another process is writing"):
             add_vectors(both, LetterEncoder(), name="letters")
-    with work_folder(new, both), pytest.raises(FolderExistsError, match="another process is writing"):
-        set_default_vectors(both, "main")
     assert list(open_index(both).vectors) == ["main"]
     assert neighbours(both) == ["both"]
-
-
-def test_nothing_left_to_search(tmp_path: Path) -> None:
-    build_index(some_passages(), tmp_path / "dense", bm25=False, encoder=HashEncoder())
-    with pytest.raises(UsageError, match="nothing would be left to search"):
-        remove_vectors(tmp_path / "dense", "main")
-    build_index(some_passages(), tmp_path / "both", encoder=HashEncoder())
-    remove_vectors(tmp_path / "both", "main")
-    with pytest.raises(UsageError, match="was not built for dense retrieval"):
-        open_index(tmp_path / "both").dense(encoder=HashEncoder())
-    assert open_index(tmp_path / "both").bm25.retrieve(["fox"], 3).of(0)
 
 
 def test_damage_to_any_set_is_found(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +231,7 @@ def _killed_at(event: int, change: Callable[[], object], events: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["add", "replace", "remove"])
+@pytest.mark.parametrize("what", ["add", "replace"])
 def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
     """The old or the new index stands, whole; the next change leaves nothing else."""
     moments = int(os.environ.get("RALM_KILLS", "6"))
@@ -270,7 +239,6 @@ def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
     changes: dict[str, Callable[[], object]] = {
         "add": lambda: add_vectors(path, LetterEncoder(), name="letters"),
         "replace": lambda: add_vectors(path, LetterEncoder(), name="main", force=True),
-        "remove": lambda: remove_vectors(path, "spare"),
     }
     fork = multiprocessing.get_context("fork")
 
@@ -307,8 +275,6 @@ def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
         assert stands in (old, new), event
         if stands == old:
             changes[what]()
-        else:
-            set_default_vectors(path, str(new[1]))
         assert state() == new, event
         assert strange_files(path) == set(), event
         assert neighbours(path) == ["index"], event

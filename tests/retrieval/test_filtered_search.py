@@ -15,8 +15,7 @@ from ralm.records import Passage
 from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
-from ralm.retrieval.columns import COLUMNS_FILE, IndexColumns
-from ralm.retrieval.filters import parse_filter
+from ralm.retrieval.filters import COLUMNS_FILE, IndexColumns, parse_filter
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever

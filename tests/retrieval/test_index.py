@@ -146,10 +146,10 @@ def test_a_disk_that_fills_while_postings_are_merged(
     [
         ({"format_version": 1}, FolderError, "reads format 3: build the index again"),
         ({"kind": "run"}, FolderError, "is a ralm run"),
-        ({"settings": {}}, DamagedFolderError, "holds no fingerprint"),
-        ({"bm25": None}, DamagedFolderError, "does not describe BM25"),
-        ({"bm25": {"k1": "much", "b": 0.4}}, DamagedFolderError, "does not describe BM25"),
-        ({"bm25": {"k1": 0.9, "b": 0.4}}, DamagedFolderError, "does not describe BM25"),
+        ({"settings": {}}, DamagedFolderError, "does not describe its fingerprint"),
+        ({"bm25": None}, DamagedFolderError, "does not describe its bm25|neither BM25"),
+        ({"bm25": {"k1": "much", "b": 0.4}}, DamagedFolderError, "does not describe its bm25|neither BM25"),
+        ({"bm25": {"k1": 0.9, "b": 0.4}}, DamagedFolderError, "does not describe its bm25|neither BM25"),
         ({"bm25": {"analysis": "x-y", "k1": 0.9, "b": 0.4}}, FolderError, "the analyser 'x-y'"),
     ],
 )

@@ -5,8 +5,7 @@ from typing import Final
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.retrieval.analysis import LANGUAGES, Analyser, analysis_by_name
-from ralm.retrieval.marks import Mark, Marker, best_window, spans_of
+from ralm.retrieval.analysis import LANGUAGES, Analyser, Mark, Marker, analysis_by_name, best_window, spans_of
 
 NAMES: Final = ["english", "standard", "cjk", *LANGUAGES, "lucene", "lucene-cjk", "lucene-greek"]
 ALPHABET: Final = (

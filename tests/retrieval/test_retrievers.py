@@ -18,15 +18,13 @@ from ralm.errors import UsageError
 from ralm.protocols import Retriever
 from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Document, Hits, Passage
-from ralm.retrieval.allowed import mask_without, narrowed
+from ralm.retrieval.allowed import Distinct, mask_without, narrowed, title_mask
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.build import build_index
-from ralm.retrieval.distinct import Distinct
-from ralm.retrieval.expansion import ExpandedPassages
 from ralm.retrieval.hybrid import FusionOptions, Hybrid, interpolated_scores, reciprocal_ranks
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
-from ralm.retrieval.retriever import MemoizedRetriever, RetrieverOptions, open_retriever, title_mask
+from ralm.retrieval.retriever import ExpandedPassages, MemoizedRetriever, RetrieverOptions, open_retriever
 from tests.cli.program import printed
 from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reference import dense as reference

@@ -13,10 +13,10 @@ from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.allowed import mask_without
 from ralm.retrieval.bm25 import lookup, search, stream
 from ralm.retrieval.bm25.arrays import row_of
-from ralm.retrieval.bm25.batch import BLOCK_BITS
-from ralm.retrieval.bm25.collection import Collection, rounded_up
+from ralm.retrieval.bm25.collection import BLOCK_BITS, Collection, rounded_up
 from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.stream import QueryRuns, Stream
+from ralm.retrieval.bm25.search import QueryRuns
+from ralm.retrieval.bm25.stream import Stream
 from tests.campaign import examples
 from tests.retrieval.searching import (
     assert_equal,

@@ -19,7 +19,7 @@ from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.vectors import add_vectors
+from ralm.retrieval.update import add_vectors
 from ralm.storage.manifest import read_manifest
 from ralm.training.encoders import QueryEncoderLoss, inner_products, losses_of
 from ralm.training.options import LikelihoodSemantics, QueryEncoderOptions, TrainingOptions

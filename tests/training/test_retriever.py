@@ -22,7 +22,7 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import ENCODER_KIND, VECTORS, EncoderOptions
 from ralm.retrieval.dense.search import open_vectors
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.vectors import add_vectors, remove_vectors
+from ralm.retrieval.update import add_vectors
 from ralm.storage.manifest import read_manifest
 from ralm.training.encoders import EncodersLoss, Refresh, inner_products, losses_of
 from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
@@ -251,9 +251,11 @@ def run_again(folder: Path) -> None:
 def test_a_training_that_was_killed_while_it_encoded_the_passages_goes_on_there(index: Path, tmp_path: Path) -> None:
     """Not a step is trained again; with other settings, what is there is kept."""
     options = replace(OPTIONS, refresh_every=None)
+    shutil.copytree(index, tmp_path / "without")
     before = train_retriever(Taught(), index, tmp_path / "out", options, TRAINING)
     weights = (tmp_path / "out" / "model.safetensors").stat()
-    remove_vectors(index, "out")
+    shutil.rmtree(index)
+    (tmp_path / "without").rename(index)
     with pytest.raises(FolderExistsError, match="out already exists and is kept"):
         train_retriever(Taught(), index, tmp_path / "out", options, replace(TRAINING, seed=5))
     taught = Taught()

@@ -16,7 +16,7 @@ from ralm.lm.api.endpoint import is_api
 from ralm.options import Needs, Option
 
 if TYPE_CHECKING:
-    from ralm.retrieval.summary import DocumentSummary
+    from ralm.retrieval.index import DocumentSummary
 
 _LABEL: Final = 12
 _SYNC: Final = {True: "possible", False: "not possible: a program built it"}
@@ -40,7 +40,7 @@ def info_command(
 
     Example: `ralm info my-index`
     """
-    from ralm.retrieval.summary import summarise_documents, summarise_index
+    from ralm.retrieval.index import summarise_documents, summarise_index
 
     if documents:
         listed = summarise_documents(ralm.open_index(index).passages, path)

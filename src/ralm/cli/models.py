@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ralm.lm.scoring import Scorer
     from ralm.protocols import WritingModel
     from ralm.reranking.predictive import PairScorer
-    from ralm.retrieval.vectors import RemoteEncoding
+    from ralm.retrieval.update import RemoteEncoding
 
 _opened: "dict[tuple[str, ModelOptions], WritingModel]" = {}
 _scorers: "dict[tuple[str, ModelOptions], Scorer]" = {}

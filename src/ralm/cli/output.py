@@ -22,8 +22,8 @@ from ralm.protocols import Tokenizer
 from ralm.reading.pieces import GeneratedText, passage_shares, spans
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
 from ralm.records import NO_PASSAGE, ORIGIN, Passage, Passages
+from ralm.retrieval.analysis import Mark, Marker, best_window, spans_of
 from ralm.retrieval.layout import VectorSet, index_settings
-from ralm.retrieval.marks import Mark, Marker, best_window, spans_of
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import MANIFEST, replaced_file
 from ralm.terminal import one_line, to_json, visible

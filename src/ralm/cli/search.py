@@ -101,8 +101,8 @@ def search_command(
 
     from ralm.cli.output import print_hits, print_json
     from ralm.reading.provenance import hits_as_json
-    from ralm.retrieval.marks import Marker, spans_of
-    from ralm.retrieval.summary import id_mask
+    from ralm.retrieval.allowed import id_mask
+    from ralm.retrieval.analysis import Marker, spans_of
 
     texts = options.read_input(query, queries, "query")
     opened = ralm.open_index(index)

@@ -16,7 +16,7 @@ from ralm.retrieval.dense.build import CHUNK, SavedChunks, text_hashes
 from ralm.retrieval.dense.options import EncoderOptions, load_encoder
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import options_of_config
-from ralm.storage.atomic import storage_errors
+from ralm.storage.work import storage_errors
 from ralm.terminal import progress_bar
 
 _PACKAGES: Final = ("torch", "transformers", "sentence-transformers")

@@ -15,11 +15,10 @@ from ralm.protocols import LanguageModel, Retriever, Tokenizer
 from ralm.reading.parts import Parts
 from ralm.reading.tokens import PreparedText
 from ralm.records import NO_PASSAGE, BoolArray, Hits, Passages
-from ralm.retrieval.expansion import ExpandedPassages
 from ralm.retrieval.filters import parse_filter
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, numbered_passages, read_retrieval_file
-from ralm.retrieval.retriever import MemoizedRetriever, RetrieverOptions, allowed_mask, open_retriever
+from ralm.retrieval.retriever import ExpandedPassages, MemoizedRetriever, RetrieverOptions, allowed_mask, open_retriever
 from ralm.terminal import path_text
 from ralm.validation import config_of, retrieve_checked
 

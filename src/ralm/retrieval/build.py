@@ -25,12 +25,12 @@ from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval import index, layout
 from ralm.retrieval.analysis import Analysis, analysis_by_name
-from ralm.retrieval.bm25 import arrays, merging
-from ralm.retrieval.bm25.build import BM25Builder
+from ralm.retrieval.bm25 import arrays
+from ralm.retrieval.bm25.build import NOT_KEPT, BM25Builder, MergedArrays, merge_arrays
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
-from ralm.retrieval.columns import write_columns
 from ralm.retrieval.dense.options import VectorOptions, dense_extra
-from ralm.storage import atomic, manifest, outputs, work
+from ralm.retrieval.filters import write_columns
+from ralm.storage import manifest, outputs, work
 from ralm.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def build_index(
     with ExitStack() as stack:
         if encoder:  # its vectors are locked against other processes, and removed when the index is complete
             check_vectors(encoder, vectors)
-            stack.enter_context(atomic.storage_errors(out))
+            stack.enter_context(work.storage_errors(out))
             stack.enter_context(work.work_folder(work.unfinished(out), out))
         folder = stack.enter_context(outputs.new_folder(out, kind=index.INDEX_KIND, force=force))
         counts = _write_passages(passages, folder, analysis if bm25 else None, build)
@@ -127,9 +127,9 @@ def rebuild_index(
     """
     passages = iter(passages)
     first = next(passages, None)
-    if first:
-        index.check_stems(old, adds_passages=True)
-    with atomic.storage_errors(old.path), ExitStack() as stack:
+    if first and (fault := old.stemmer_fault):
+        raise FolderError(f"{fault}. Install the other version, or build the index again.")
+    with work.storage_errors(old.path), ExitStack() as stack:
         if old.vectors:
             stack.enter_context(work.work_folder(work.unfinished(old.path), old.path))
         folder = stack.enter_context(new_version(old))
@@ -142,16 +142,16 @@ def rebuild_index(
         counts = _counts(folder)
         if old.analysis:
             sources = [old.arrays, *([arrays.open_arrays(new / layout.BM25_FOLDER)] if first else [])]
-            merged = [*map(merging.MergedArrays, sources, parts.numbers)]
+            merged = [*map(MergedArrays, sources, parts.numbers)]
             buffered = (build or BuildOptions()).buffered_terms
-            counts |= asdict(merging.merge_arrays(merged, folder / layout.BM25_FOLDER, buffered))
+            counts |= asdict(merge_arrays(merged, folder / layout.BM25_FOLDER, buffered))
         sets = {name: _encode_new(old, parts, folder, name, encoder) for name in old.vectors}
         shutil.rmtree(new, ignore_errors=True)
         files = old.settings.files
         if table:
             files = table.save(folder / layout.FILES_TABLE)
         elif files:
-            atomic.link_file(old.path / layout.FILES_TABLE, folder / layout.FILES_TABLE)
+            work.link_file(old.path / layout.FILES_TABLE, folder / layout.FILES_TABLE)
         vectors = layout.VectorSets(default=old.vector_sets.default, sets=sets)
         recorded = old.settings.model_copy(update={"vectors": vectors, "files": files})
         write_columns(folder)
@@ -193,7 +193,7 @@ class _Parts(NamedTuple):
                 joined[-1] = place, range(joined[-1][1].start, rows.stop)
             elif rows:
                 joined.append((place, rows))
-        numbers = [np.full(len(store), merging.NOT_KEPT, np.int32) for store in stores]
+        numbers = [np.full(len(store), NOT_KEPT, np.int32) for store in stores]
         ranges, passages = list[tuple[PassageStore, range]](), 0
         for place, rows in joined:
             ranges.append((stores[place], rows))
@@ -283,7 +283,7 @@ def _encode_new(
         chunks = SavedChunks(work.unfinished(old.path), new_encoder)
     hash_P = np.empty(parts.passages, hashes[0].dtype)
     for numbers, hash_S in zip(parts.numbers, hashes, strict=True):
-        stays = numbers != merging.NOT_KEPT
+        stays = numbers != NOT_KEPT
         hash_P[numbers[stays]] = hash_S[stays]
     to, passages = folder / layout.vectors_folder(name), PassageStore(folder / PASSAGES_FILE)
     write_vectors(to, passages, hash_P, reusable, record.options, chunks, vectors.dimension)

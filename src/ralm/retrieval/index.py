@@ -1,25 +1,28 @@
-"""Opens the folder of an index (`ralm.retrieval.layout`): passages and the data that finds them, memory-mapped."""
+"""Opens the folder of an index (`ralm.retrieval.layout`), memory-mapped; checks it, and says what it holds."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue, ValidationError
 
 from ralm.corpus.file_table import FileTable
+from ralm.corpus.folder import HUB_PREFIX
+from ralm.corpus.splitting import BELOW
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
-from ralm.errors import DamagedFolderError, FolderError, UsageError
+from ralm.errors import DamagedFolderError, FolderError, RalmWarning, UsageError
 from ralm.protocols import Encoder
-from ralm.records import Passage
 from ralm.retrieval import layout
+from ralm.retrieval.allowed import matching_documents
 from ralm.retrieval.analysis import Analysis, analysis_as_recorded
 from ralm.retrieval.bm25 import formula, search
 from ralm.retrieval.bm25.arrays import Arrays, MappedArrays, check_arrays, map_arrays
-from ralm.retrieval.columns import COLUMNS_FILE, IndexColumns
 from ralm.retrieval.dense.options import (
     HASHES,
     RAW,
@@ -29,17 +32,18 @@ from ralm.retrieval.dense.options import (
     dense_extra,
     load_encoder,
 )
-from ralm.storage.atomic import HeldFile
+from ralm.retrieval.filters import COLUMNS_FILE, IndexColumns
 from ralm.storage.manifest import Manifest, check_every_byte, open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
+from ralm.storage.remote import is_url
+from ralm.storage.work import HeldFile
+from ralm.terminal import path_text
 from ralm.version import __version__
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense, PassageVectors
 
 INDEX_KIND: Final = FolderKind("index", version=3)
-_MAX_COMPARED: Final = 500
-"""Passages that are analysed again at most; they are spread evenly and have some ten thousand different words."""
 
 
 @dataclass(frozen=True)
@@ -90,23 +94,31 @@ class Index:
 
         Raises:
             UsageError: If the index was not built for it.
-            FolderError: If the installed stemming library gives other terms than the one that the index was built with.
         """
         if self.bm25_options is None or self.analysis is None:
             raise UsageError(
                 f'{self.path} was not built for BM25; use `retriever="dense"`, or build it for both '
                 "(`ralm index --retriever both`)."
             )
-        check_stems(self)
+        if fault := self.stemmer_fault:
+            warnings.warn(f"{fault}, so some words may not be found.", RalmWarning, stacklevel=2)
         passages, fingerprint = len(self.passages), self.fingerprint
         return search.BM25(self.arrays, passages, self.bm25_options, analysis=self.analysis, fingerprint=fingerprint)
+
+    @property
+    def stemmer_fault(self) -> str:
+        """Return why the installed stemming library may stem words otherwise than the index; empty if it does not."""
+        record, installed = self.settings.bm25, self.analysis and self.analysis.stemmer
+        if record is None or record.stemmer == installed:
+            return ""
+        return f"{self.path} was built with {record.stemmer}, and {installed} is installed, which may stem otherwise"
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
         """Return the encoder that made the vectors with this name, or the default ones; UsageError without them."""
         try:
             return layout.options_of_config(self.vector_sets.get(vectors, self.path).encoder)
         except ValidationError as error:
-            raise layout.damaged_index(self.path, layout.NO_ENCODER) from error
+            raise layout.damaged_index(self.path, "its manifest does not describe its encoder") from error
 
     def dense(
         self,
@@ -223,40 +235,73 @@ def _open(path: Path, options: formula.BM25Options | None) -> Index:
     return Index(path, manifest, settings, passages, options if bm25 else None, analysis, columns, arrays, vector_files)
 
 
-def check_stems(index: Index, *, adds_passages: bool = False) -> None:
-    """Raise FolderError if the installed stemming library stems, or may stem, words of the index differently."""
-    record, analysis = index.settings.bm25, index.analysis
-    if record is None or analysis is None or analysis.stemmer == record.stemmer:
-        return
-    if adds_passages:
-        fault = f", and {analysis.stemmer} is installed, which may stem words of added passages differently"
-    elif word := _changed_word(index.passages, index.arrays, analysis):
-        fault = f"; {analysis.stemmer} stems some words differently, such as {word!r}"
-    else:
-        return
-    raise FolderError(
-        f"{index.path} was built with {record.stemmer}{fault}. Install {record.stemmer}, or build the index again."
-    )
+class DocumentSummary(NamedTuple):
+    """A document of an index: how many passages it has, and how many characters these have."""
+
+    document_id: str
+    title: str
+    passages: int
+    characters: int
 
 
-def _changed_word(passages: Sequence[Passage], arrays: Arrays, analysis: Analysis) -> str | None:
-    """Return a word of some passages that the analyser turns into other terms than the index has, if any."""
-    terms_of_word, seen = analysis.prepare(), set[str]()
-    for number in range(0, len(passages), -(-len(passages) // _MAX_COMPARED)):
-        new = set(passages[number].contents.split()) - seen
-        seen |= new
-        for word in sorted(new):
-            if not all(_has_term(arrays, len(passages), term, number) for term in terms_of_word(word)):
-                return word
-    return None
+def summarise_documents(passages: PassageStore, pattern: str | None = None) -> Iterator[DocumentSummary]:
+    """Yield the documents whose ids match; the title of one is what the titles of its passages begin with."""
+    for document_id, numbers in matching_documents(passages, pattern):
+        document = [passages[number] for number in numbers]
+        levels = zip(*(passage.title.split(BELOW) for passage in document), strict=False)
+        same = takewhile(lambda names: len({*names}) == 1, levels)
+        characters = sum(len(passage.text) for passage in document)
+        yield DocumentSummary(document_id, BELOW.join(names[0] for names in same), len(numbers), characters)
 
 
-def _has_term(arrays: Arrays, passages: int, term: str, number: int) -> bool:
-    """Return whether a passage has a term."""
-    row = arrays.term(term)
-    if row < 0:
-        return False
-    arrays.check_terms(np.array([row]), passages)
-    numbers = arrays.passages[arrays.offsets[row] : arrays.offsets[row + 1]]
-    at = int(np.searchsorted(numbers, number))
-    return at < len(numbers) and int(numbers[at]) == number
+def summarise_index(index: Index) -> dict[str, JsonValue]:
+    """Return the counts, size, sources and settings of an index."""
+    manifest, settings = index.manifest, index.settings
+    recorded: Any = manifest.settings
+    sets = settings.vectors
+    return {
+        "index": path_text(index.path),
+        "counts": {**manifest.counts},
+        "bytes": sum(file.bytes for file in manifest.files.values()),
+        "created": manifest.created,
+        "ralm_version": manifest.ralm_version,
+        "fingerprint": index.fingerprint,
+        "sources": _sources(index),
+        "can_sync": settings.files is not None,
+        "splitting": recorded.get("splitting"),
+        "bm25": settings.bm25 and {
+            "analyser": index.analysis.name if index.analysis else None,
+            "stemmer": settings.bm25.stemmer,
+            "k1": settings.bm25.k1,
+            "b": settings.bm25.b,
+        },
+        "vectors": [
+            {"name": name, "default": name == sets.default}
+            | sets.sets[name].model_dump(include={"encoder", "dimension", "faiss"})
+            for name in index.vectors
+        ],
+        "skipped": {reason: entry["count"] for reason, entry in recorded.get("skipped", {}).items()},
+        "decontaminated": recorded.get("removed", {}).get("counts", {}),
+    }  # fmt: skip
+
+
+def corpus_title(index: Index) -> str:
+    """Return the names of an index's sources without their folders; empty if a program built it."""
+    sources: Any = _sources(index)
+    return ", ".join(Path(source["path"] or source["name"]).name for source in sources)
+
+
+def _sources(index: Index) -> list[JsonValue]:
+    """Return the name of each source, its path if the index lists its files, and whether it is there, if known."""
+    record = index.settings.files
+    if record is None:
+        named: Any = index.manifest.settings.get("sources") or []
+        return [{"name": name, "path": None, "found": None} for name in named]
+    return [
+        {
+            "name": source.name,
+            "path": source.path,
+            "found": None if is_url(source.path) or source.path.startswith(HUB_PREFIX) else Path(source.path).exists(),
+        }
+        for source in record.sources
+    ]

@@ -2,7 +2,7 @@
 
 manifest.json     format, settings, counts, sizes and checksums (`ralm.storage.manifest`)
 passages.arrow    the passages; a passage's number is its row, here and in all other files (`ralm.corpus.store`)
-columns.arrow     their metadata by value, if they have any (`ralm.retrieval.columns`)
+columns.arrow     their metadata by value, if they have any (`ralm.retrieval.filters`)
 files.table       the files that they were read from, if `ralm sync` can read these again (`ralm.corpus.file_table`)
 bm25/             the arrays of BM25, if it was built for BM25 (`ralm.retrieval.bm25.arrays`)
 vectors/NAME/     a set of vectors (`ralm.retrieval.dense.build`)
@@ -35,13 +35,6 @@ MAIN: Final = "main"
 """The name of the set of vectors that an index is built with."""
 
 _ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
-NO_ENCODER: Final = "its manifest does not say with which encoder it was built"
-_FAULTS: Final = {
-    "fingerprint": "its manifest holds no fingerprint",
-    "bm25": "its manifest does not describe BM25",
-    "vectors": NO_ENCODER,
-    "files": "its manifest does not describe its files",
-}
 
 
 class _Record(BaseModel):
@@ -140,9 +133,9 @@ def index_settings(index: Path, manifest: Manifest) -> IndexSettings:
     try:
         settings = IndexSettings.model_validate(manifest.settings)
     except ValidationError as error:
-        raise damaged_index(index, _FAULTS[str(error.errors()[0]["loc"][0])]) from error
+        raise damaged_index(index, f"its manifest does not describe its {error.errors()[0]['loc'][0]}") from error
     if settings.bm25 is None and not settings.vectors.sets:
-        raise damaged_index(index, _FAULTS["bm25"])
+        raise damaged_index(index, "its manifest describes neither BM25 nor vectors")
     needed = [
         PASSAGES_FILE,
         *(f"{BM25_FOLDER}/{name}.npy" for name in ARRAY_NAMES if settings.bm25),

@@ -1,35 +1,35 @@
-"""Opens a retriever over an index, as its options describe it: BM25, dense, hybrid or random."""
+"""Opens a retriever over an index, as its options describe it, and reads hits with their neighbours."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, overload
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus import decontamination
-from ralm.corpus.store import PassageStore
+from ralm.corpus.words import runs_of_words
 from ralm.errors import UsageError
 from ralm.grammar import Catalogue
 from ralm.lm.api.endpoint import is_api
 from ralm.options import Option, check_options, declared, seed_option
 from ralm.protocols import Retriever
-from ralm.records import BoolArray, Hits
-from ralm.retrieval.allowed import mask_without, narrowed
+from ralm.records import BoolArray, Hits, Passage, Passages
+from ralm.retrieval.allowed import Distinct, narrowed, title_mask
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, load_encoder
-from ralm.retrieval.distinct import Distinct
-from ralm.retrieval.expansion import check_expansion
 from ralm.retrieval.filters import parse_filter
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.random import RandomRetriever
 from ralm.storage.remote import is_url
-from ralm.validation import config_of, stable_hits
+from ralm.validation import MAX_COUNT, config_of, stable_hits
 
 if TYPE_CHECKING:
     from ralm.retrieval.index import Index
 
+WHOLE: Final = "document"
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -189,13 +189,6 @@ def allowed_mask(index: "Index", options: RetrieverOptions, mask_N: BoolArray | 
     return np.logical_and.reduce(masks) if masks else None
 
 
-def title_mask(passages: PassageStore, titles: Iterable[str]) -> BoolArray:
-    """Return the mask of the passages of documents with none of these titles, after `normal_title`."""
-    normal = {decontamination.normal_title(title) for title in titles} - {""}
-    numbers = (number for number, _, title in passages.origins() if decontamination.normal_title(title) in normal)
-    return mask_without(len(passages), numbers)
-
-
 def _retriever(index: "Index", options: RetrieverOptions) -> Retriever:
     part: Any = RETRIEVERS.parse(options.retriever)
     match part:
@@ -241,3 +234,69 @@ class MemoizedRetriever:
         if arguments not in self._hits:
             self._hits[arguments] = self._retriever.retrieve(*arguments)
         return self._hits[arguments].first(k)
+
+
+def check_expansion(expand: str) -> int | None:
+    """Return the number of neighbours on each side, None for the whole document; UsageError if it is neither."""
+    if expand == WHOLE:
+        return None
+    if not (expand.isascii() and expand.isdigit() and 0 < int(expand) <= MAX_COUNT):
+        raise UsageError(f"`expand` must be a number of neighbours from 1 on, or {WHOLE}, not {expand!r}.")
+    return int(expand)
+
+
+class ExpandedPassages(Sequence[Passage]):
+    """Passages of an index, each with its neighbours in the document: `expand` on each side, or all.
+
+    `splitting`: how the index says that its documents were split. Words that two passages share where one ends and the
+    next begins are read once. `mask_N` (bool): the passages that may be read; neighbours end before others.
+    """
+
+    def __init__(
+        self, passages: Passages, expand: str, splitting: JsonValue = None, mask_N: BoolArray | None = None
+    ) -> None:
+        self._passages = passages
+        self._mask_N = mask_N
+        self._neighbours = check_expansion(expand)
+        recorded: Mapping[str, Any] = splitting if isinstance(splitting, dict) else {}
+        self._overlap = int(recorded.get("overlap_words", 0))
+        self._between = "\n" if "split" in recorded else " "
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    @overload
+    def __getitem__(self, number: int) -> Passage: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Passage]: ...
+
+    def __getitem__(self, number: int | slice) -> Passage | Sequence[Passage]:
+        """Return the passage with this number and its neighbours; a slice returns a list."""
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        hit = self._passages[number]
+        most = len(self) if self._neighbours is None else self._neighbours
+        before = range(hit.number - 1, max(-1, hit.number - 1 - most), -1)
+        after = range(hit.number + 1, min(len(self), hit.number + 1 + most))
+        text, last = list[str](), ""
+        for passage in (*reversed(self._of_document(hit, before)), hit, *self._of_document(hit, after)):
+            text += filter(None, [self._without_repeated(last, passage.text)])
+            last = passage.text
+        return replace(hit, text=self._between.join(text))
+
+    def _of_document(self, hit: Passage, numbers: range) -> list[Passage]:
+        """Return the passages with these numbers, up to the end of the hit's document or one that may not be read."""
+        allowed = numbers if self._mask_N is None else takewhile(self._mask_N.item, numbers)
+        passages = map(self._passages.__getitem__, allowed)
+        return [*takewhile(lambda other: other.document_id == hit.document_id, passages)]
+
+    def _without_repeated(self, before: str, following: str) -> str:
+        """Return the text of a passage without the words at its beginning that end the passage before."""
+        if not self._overlap or not before:
+            return following
+        last = [word[0] for word in runs_of_words(before, 1)][-self._overlap :]
+        words = [*islice(runs_of_words(following, 1), self._overlap)]
+        for count in range(min(len(last), len(words)), 0, -1):
+            if last[-count:] == [word[0] for word in words[:count]]:
+                return following[words[count - 1].end() :].lstrip()
+        return following

@@ -26,7 +26,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.reranking import predictive, zero_shot
 from ralm.runs import run
 from ralm.runs.sweep import SWEEP_KIND, Sweep, write_sweep
-from ralm.storage import atomic, outputs, work
+from ralm.storage import outputs, work
 from ralm.storage.store import STORE_SUFFIX, Store
 from ralm.terminal import to_json
 
@@ -164,10 +164,10 @@ def _resumed(
 def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
     """Yield the work folder beside `out`, which is removed after success, and if nothing was stored."""
     out = outputs.output_path(out)
-    with atomic.storage_errors(work.unfinished(out)), work.work_folder(work.unfinished(out), out) as folder:
+    with work.storage_errors(work.unfinished(out)), work.work_folder(work.unfinished(out), out) as folder:
         if not _was_begun(folder, config, force=force):
             work.empty(folder)
-            atomic.write_atomically(folder / work.SETTINGS, to_json(config, indent=2))
+            work.write_atomically(folder / work.SETTINGS, to_json(config, indent=2))
         yield folder
         work.remove(folder)
 

@@ -21,7 +21,7 @@ from starlette.types import Scope
 
 from ralm.errors import RalmError
 from ralm.records import Passage
-from ralm.retrieval.expansion import ExpandedPassages
+from ralm.retrieval.retriever import ExpandedPassages
 from ralm.serving import answers, errors, jobs, middleware, requests, state
 from ralm.serving.search import chosen, read_filter
 from ralm.version import __version__

@@ -32,7 +32,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ralm.errors import UsageError
 from ralm.evaluation.report import render_page
 from ralm.retrieval.bm25.kernels import load_compiler
-from ralm.retrieval.summary import corpus_title
+from ralm.retrieval.index import corpus_title
 from ralm.serving import errors, jobs, middleware, search
 from ralm.serving.local import LocalService
 from ralm.serving.state import ModelService, SearchService

@@ -1,7 +1,6 @@
 """Files and folders that ralm writes and reads.
 
-atomic.py     atomic files, file locks, synced folders
-work.py       work folders: what a process keeps beside an output until it is complete
+work.py       synced files, file locks, and work folders: what a process keeps beside an output until it is complete
 outputs.py    writes an output folder or file atomically, and decides what may be replaced
 manifest.py   describes a folder and its files, and checks that they are unchanged
 store.py      values under keys in one file, for caches and resumed runs

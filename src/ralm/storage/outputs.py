@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from ralm.errors import FolderExistsError, RalmError, UsageError
-from ralm.storage.atomic import storage_errors, sync, sync_one
-from ralm.storage.work import empty, is_held, remove, unfinished, work_folder
+from ralm.storage.work import empty, is_held, remove, storage_errors, sync, sync_one, unfinished, work_folder
 
 MANIFEST: Final = "manifest.json"
 _NEW: Final = "new"

@@ -14,8 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ralm.errors import CorpusError, MissingExtraError, StorageError, short_message
-from ralm.storage.atomic import HeldFile
-from ralm.storage.work import scratch_folder
+from ralm.storage.work import HeldFile, scratch_folder
 
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 

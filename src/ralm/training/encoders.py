@@ -26,7 +26,7 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import VECTORS
 from ralm.retrieval.dense.search import Dense, PassageVectors, open_vectors
 from ralm.retrieval.index import Index
-from ralm.storage.atomic import storage_errors, sync, sync_one
+from ralm.storage.work import storage_errors, sync, sync_one
 from ralm.terminal import no_progress
 from ralm.training.examples import OnlineExamples
 from ralm.training.losses import divergence_loss

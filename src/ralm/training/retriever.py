@@ -17,7 +17,7 @@ from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR, is_trained, load_encoder, trained_options
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import VectorSet
-from ralm.retrieval.vectors import add_vectors, check_can_add
+from ralm.retrieval.update import add_vectors, check_can_add
 from ralm.storage.outputs import check_output, recover
 from ralm.training.gains import ReadCandidates, encoder_gains
 from ralm.training.options import (

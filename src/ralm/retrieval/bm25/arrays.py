@@ -21,9 +21,6 @@ Kernels check no bounds, so no file is trusted, whatever its checksum: heads are
 arrays when they are opened, and the postings of a term on first use.
 """
 
-import math
-import os
-import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -54,12 +51,6 @@ _KINDS: Final = {
 }
 ARRAY_NAMES: Final = tuple(_KINDS)
 _TABLE: Final = "code_table"
-_HEAD_BEGIN: Final = 10
-_MAX_HEAD: Final = 512
-_HEAD: Final = re.compile(
-    rb"\{'descr': '([|<][ui][1248])', 'fortran_order': False, 'shape': \((\d{1,18}),(?: (\d{1,18}))?\), \} *\n"
-)
-
 MappedArrays: TypeAlias = Mapping[str, NDArray[Any]]
 """The arrays of a folder as they are in its files, by name."""
 
@@ -122,27 +113,6 @@ def _first_invalid(
     return len(terms), True
 
 
-@kernel
-def compare_terms(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:
-    """Return below 0 if the first term comes before the second in byte order, 0 if they are equal, else above 0."""
-    for i in range(min(len(first), len(second))):
-        if first[i] != second[i]:
-            return -1 if first[i] < second[i] else 1
-    return len(first) - len(second)
-
-
-@kernel
-def _is_sorted(vocabulary: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
-    """Return whether the terms of a vocabulary rise in byte order."""
-    begin = 0
-    for term in range(1, len(ends)):
-        end = ends[term - 1]
-        if compare_terms(vocabulary[begin:end], vocabulary[end : ends[term]]) >= 0:
-            return False
-        begin = end
-    return True
-
-
 @dataclass(frozen=True, eq=False)
 class Arrays:
     """The arrays of the module's docstring, `offsets` and `term_ends` in memory; call `check_terms` before a kernel."""
@@ -190,14 +160,12 @@ class Arrays:
             _damaged(self.folder, f"totals.npy says {tokens:,} terms in {with_terms:,} of {passages:,} passages")
 
     def check(self, passages: int) -> None:
-        """Check every posting and the whole vocabulary; raises DamagedFolderError."""
+        """Check every posting and the numbers of terms; raises DamagedFolderError."""
         self.check_totals(passages)
         terms = len(self.term_ids)
         self.check_terms(np.arange(terms), passages)
         if len(np.unique(self.term_ids)) < terms:
             _damaged(self.folder, "term_ids.npy has a duplicate number")
-        if not _is_sorted(self.vocabulary, self.term_ends):
-            _damaged(self.folder, "vocabulary.npy is not sorted")
 
     def term(self, term: str) -> int:
         """Return the row of `offsets` of a term; -1 if no passage has it."""
@@ -275,22 +243,16 @@ def _vocabulary_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
 
 
 def _map(file: Path, kinds: tuple[str, ...]) -> NDArray[Any]:
-    """Map an array of one of these dtypes, which must fill its file; an empty one is created instead."""
+    """Map an array of one of these dtypes."""
     try:
-        with file.open("rb") as stream:
-            head = stream.read(_HEAD_BEGIN + _MAX_HEAD)
-            begin = _HEAD_BEGIN + int.from_bytes(head[8:_HEAD_BEGIN], "little")
-            matched = _HEAD.fullmatch(head[_HEAD_BEGIN:begin]) if head.startswith(b"\x93NUMPY\x01\x00") else None
-            kind = matched[1].decode() if matched else ""
-            if matched is None or kind not in kinds:
-                _damaged(file.parent, f"{file.name} has an invalid head")
-            shape = tuple(int(length) for length in matched.groups()[1:] if length is not None)
-            dtype, size = np.dtype(kind), os.fstat(stream.fileno()).st_size - begin
-            if (len(shape) == 2) != (file.stem == _TABLE) or math.prod(shape) * dtype.itemsize != size:
-                _damaged(file.parent, f"{file.name} has {size:,} bytes for an array of shape {shape}")
-            return np.asarray(np.memmap(stream, dtype, "r", begin, shape)) if size else np.zeros(shape, dtype)
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
     except (FileNotFoundError, IsADirectoryError):
         _damaged(file.parent, f"{file.name} is missing")
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        _damaged(file.parent, f"{file.name} cannot be read ({error})")
+    if array.dtype.str not in kinds or array.ndim != 1 + (file.stem == _TABLE) or not array.flags.c_contiguous:
+        _damaged(file.parent, f"{file.name} has an invalid head")
+    return np.asarray(array)
 
 
 def _damaged(folder: Path, how: str) -> NoReturn:

@@ -1,35 +1,49 @@
-"""Builds the arrays of a BM25 index from a stream of passages, in bounded memory.
+"""Builds the arrays of a BM25 index from a stream of passages, or from older arrays, in bounded memory.
 
 Passages are analysed in batches, and their term ids collect in a buffer. A full buffer becomes a sorted run on disk,
 and at the end the runs are merged (`ralm.retrieval.bm25.writing`). Only the vocabulary, and one byte per passage, grow
-in memory with the corpus.
+in memory with the corpus. `merge_arrays` joins the kept postings of an older index with those of new passages.
+
+Letters of shapes: W words of some texts, N numbers of words, T texts; P passages, V terms and C rows of the code table
+of a source, M terms of all sources in byte order.
 """
 
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ralm.errors import CorpusError
 from ralm.retrieval.analysis import ENGLISH, Analysis
 from ralm.retrieval.bm25 import formula, kernels, writing
-from ralm.retrieval.bm25.words import Ids, WordIds
+from ralm.retrieval.bm25.arrays import Arrays, PostingCodes, row_of
 
 _PASSAGES_A_BATCH: Final = 1024
 _CHARACTERS_A_BATCH: Final = 1 << 20
+_MAX_WORDS: Final = 1 << 19
+"""Words whose term ids are kept; all are forgotten when there are more."""
+NOT_KEPT: Final = -1
+"""In place of the new number of a passage that is not kept."""
+_NO_TERM: Final = -1
+
+Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
+"""The term ids of some texts, one after the other, and how many each text has."""
 
 
 class BM25Builder:
     """A writer of the arrays of passages into `folder`: call `add` for each passage in order, then `finish`."""
 
     def __init__(self, folder: Path, build: formula.BuildOptions | None = None, analysis: Analysis = ENGLISH) -> None:
-        build = build or formula.BuildOptions()
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._capacity = build.buffered_terms
+        self._capacity = (build or formula.BuildOptions()).buffered_terms
         self._vocabulary: dict[str, int] = {}
-        self._word_ids = WordIds(self._vocabulary, analysis)
+        self._words = WordNumbers(self._vocabulary, analysis)
         self._batch: list[str] = []
         self._characters = 0
         self._buffer: list[Ids] = []
@@ -55,7 +69,11 @@ class BM25Builder:
             raise CorpusError("the corpus has no passages to index: give documents that are not empty.")
         vocabulary = self._vocabulary
         writing.write_totals(self._folder, self._tokens, self._with_terms)
-        writing.write_vocabulary(self._folder, *_in_byte_order(vocabulary))
+        terms = sorted(vocabulary)  # the order of UTF-8 bytes is that of the characters
+        texts = [term.encode("utf-8", "surrogatepass") for term in terms]
+        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+        ids = np.fromiter(map(vocabulary.__getitem__, terms), np.int32, len(terms))
+        writing.write_vocabulary(self._folder, np.frombuffer(b"".join(texts), np.uint8), sizes, ids)
         table = self._pairs.table()
         offsets = writing.term_offsets(self._runs, len(vocabulary))
         lengths = np.frombuffer(self._length_bytes, np.uint8)
@@ -71,7 +89,7 @@ class BM25Builder:
         batch, self._batch, self._characters = self._batch, [], 0
         if not batch:
             return
-        ids, sizes = self._word_ids.of_texts(batch)
+        ids, sizes = self._words.ids_of(batch)
         self._buffer.append((ids, sizes))
         self._buffered += max(len(ids), len(sizes))
         if self._buffered >= self._capacity:
@@ -94,10 +112,228 @@ class BM25Builder:
         self._runs.append(writing.SortedRun(self._folder / f"run-{len(self._runs)}", *postings))
 
 
-def _in_byte_order(vocabulary: dict[str, int]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int32]]:
-    """Return the terms of a vocabulary in byte order: their bytes, the size of each, and its id."""
-    terms = sorted(vocabulary)  # the order of UTF-8 bytes is that of the characters
-    texts = [term.encode("utf-8", "surrogatepass") for term in terms]
-    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-    ids = np.fromiter(map(vocabulary.__getitem__, terms), np.int32, len(terms))
-    return np.frombuffer(b"".join(texts), np.uint8), sizes, ids
+class WordNumbers(dict[str, int]):
+    """The numbers of words (runs of characters without white space), whose terms are analysed once.
+
+    New terms enter the vocabulary with the next ids: in the order of the texts in which they occur first, and those of
+    one text in byte order, so the ids follow from the postings alone. Only one thread may use it.
+    """
+
+    def __init__(self, vocabulary: dict[str, int], analysis: Analysis) -> None:
+        self._vocabulary = vocabulary
+        self._terms_of_word = analysis.prepare()
+        self._ids, self._begins = array("i"), array("q", [0])
+        self._new: list[tuple[str, ...]] = []
+
+    def __missing__(self, word: str) -> int:
+        """Number a new word."""
+        number = self[word] = len(self._begins) - 1 + len(self._new)
+        self._new.append(self._terms_of_word(word))
+        return number
+
+    def ids_of(self, texts: Sequence[str]) -> Ids:
+        """Return the ids of the terms of texts."""
+        if len(self) > _MAX_WORDS:
+            self.clear()
+            self._ids, self._begins = array("i"), array("q", [0])
+        numbers, ends = array("q"), [0]
+        for text in texts:
+            numbers.extend(map(self.__getitem__, text.split()))
+            ends.append(len(numbers))
+            if self._new:
+                self._learn()
+        number_W, begin_N = np.asarray(numbers), np.asarray(self._begins)
+        size_W = begin_N[number_W + 1] - begin_N[number_W]
+        end_W = np.cumsum(np.concatenate([[0], size_W]))
+        places = np.repeat(begin_N[number_W] - end_W[:-1], size_W) + np.arange(end_W[-1])
+        return np.asarray(self._ids)[places], np.diff(end_W[ends])
+
+    def _learn(self) -> None:
+        """Number the new terms of the words of a text."""
+        vocabulary = self._vocabulary
+        for term in sorted({term for terms in self._new for term in terms if term not in vocabulary}):
+            vocabulary[term] = len(vocabulary)
+        for terms in self._new:
+            self._ids.extend(map(vocabulary.__getitem__, terms))
+            self._begins.append(len(self._ids))
+        self._new = []
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedArrays:
+    """Arrays, and the new number (int32) of each of their passages or `NOT_KEPT`."""
+
+    arrays: Arrays
+    number_P: NDArray[np.int32]
+
+
+class _PostingCounts(NamedTuple):
+    """The kept postings of a source: by term, the first passage of each term, by row, and the passages with terms."""
+
+    frequency_V: NDArray[np.int64]
+    first_V: NDArray[np.int64]
+    count_C: NDArray[np.int64]
+    has_terms_P: NDArray[np.bool_]
+
+
+def merge_arrays(sources: Sequence[MergedArrays], folder: Path, at_a_time: int) -> writing.IndexCounts:
+    """Write the arrays of the kept passages of one or two sources, some `at_a_time` postings at a time.
+
+    They equal those that are built of the same passages at once, byte for byte; no text is analysed again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    passages = sum(int(np.count_nonzero(source.number_P != NOT_KEPT)) for source in sources)
+    kernels.check_passage_count(passages)
+    every_kept = [_kept(source) for source in sources]
+    merged, place_VM = _merged_terms([source.arrays for source in sources])
+    frequency_M, first_M = np.zeros(len(merged), np.int64), np.full(len(merged), passages, np.int64)
+    for kept, place_V in zip(every_kept, place_VM, strict=True):
+        frequency_M[place_V] += kept.frequency_V
+        first_M[place_V] = np.minimum(first_M[place_V], kept.first_V)
+    stays = np.flatnonzero(frequency_M)
+    ids = np.empty(len(stays), np.int32)
+    ids[np.argsort(first_M[stays], kind="stable")] = np.arange(len(ids))
+    id_M = np.full(len(merged), _NO_TERM, np.int64)
+    id_M[stays] = ids
+    offsets = np.zeros(len(ids) + 1, np.int64)
+    offsets[ids + 1] = frequency_M[stays]
+    np.cumsum(offsets, out=offsets)
+    _, ends, content = merged.take(pa.Array.from_buffers(pa.int64(), len(stays), [None, pa.py_buffer(stays)])).buffers()
+    sizes = np.diff(np.frombuffer(ends, np.int64)[: len(stays) + 1])
+    writing.write_vocabulary(folder, np.frombuffer(content or b"", np.uint8)[: sizes.sum()], sizes, ids)
+    counted, codes, tokens = writing.PairCounts(), [], 0
+    for source, kept in zip(sources, every_kept, strict=True):
+        frequency_C, length_C = source.arrays.code_table.T
+        codes.append((np.flatnonzero(kept.count_C), frequency_C, formula.length_bytes(length_C)))
+        counted.add_counted(frequency_C.astype(np.int64) << 8 | codes[-1][-1], kept.count_C)
+        tokens += int(kept.count_C @ frequency_C.astype(np.int64))
+    table, rows = counted.table(), []
+    for occurs, frequency_C, byte_C in codes:
+        rows.append(np.zeros(len(byte_C), np.int32))
+        rows[-1][occurs] = table.rows(occurs.astype(np.int32), np.ascontiguousarray(frequency_C[occurs]), byte_C)
+    writing.write_totals(folder, tokens, sum(int(np.count_nonzero(kept.has_terms_P)) for kept in every_kept))
+    postings = _postings(sources, [id_M[place_V] for place_V in place_VM], rows, offsets, at_a_time)
+    writing.write_postings(folder, offsets, table.pairs, postings)
+    return writing.IndexCounts(passages, len(ids), int(offsets[-1]), tokens)
+
+
+def _kept(source: MergedArrays) -> _PostingCounts:
+    """Check the postings of a source, and count those that are kept."""
+    arrays, passages = source.arrays, len(source.number_P)
+    arrays.check(passages)
+    terms = len(arrays.offsets) - 1
+    kept = _PostingCounts(
+        np.zeros(terms, np.int64),
+        np.full(terms, np.iinfo(np.int64).max),
+        np.zeros(len(arrays.code_table), np.int64),
+        np.zeros(passages, np.bool_),
+    )
+    _count_kept(arrays.offsets, arrays.passages, arrays.posting_codes, source.number_P, kept)
+    return kept
+
+
+def _merged_terms(sources: Sequence[Arrays]) -> tuple[pa.Array, list[NDArray[np.int64]]]:
+    """Return all terms in byte order, and the place of each term of each source, by its id, among them."""
+    import pyarrow.compute as pc
+
+    terms_S = []
+    for arrays in sources:
+        ends = np.concatenate([[0], arrays.term_ends])
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(arrays.vocabulary))]
+        terms_S.append(pa.Array.from_buffers(pa.large_binary(), len(arrays.term_ends), buffers))
+    merged = pc.unique(pa.concat_arrays(terms_S))
+    merged = merged.take(pc.sort_indices(merged))
+    place_VM = []
+    for arrays, terms in zip(sources, terms_S, strict=True):
+        place_V = np.empty(len(terms), np.int64)
+        place_V[arrays.term_ids] = np.from_dlpack(pc.index_in(terms, value_set=merged))
+        place_VM.append(place_V)
+    return merged, place_VM
+
+
+def _postings(
+    sources: Sequence[MergedArrays],
+    ids: Sequence[NDArray[np.int64]],
+    rows: Sequence[NDArray[np.int32]],
+    offsets: NDArray[np.int64],
+    at_a_time: int,
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    """Yield the kept postings, by term: new numbers of passages, and rows of the new code table."""
+    old_terms = []
+    for id_V in ids:  # the id in a source of each new term
+        stays = np.flatnonzero(id_V != _NO_TERM)
+        old = np.full(len(offsets) - 1, _NO_TERM, np.int64)
+        old[id_V[stays]] = stays
+        old_terms.append(old)
+    for first, last in writing.term_ranges(offsets, at_a_time):
+        numbers, codes = np.empty((2, offsets[last] - offsets[first]), np.int32)
+        begins = offsets[first:last] - offsets[first]
+        ends = begins.copy()
+        for source, old, row_C in zip(sources, old_terms, rows, strict=True):
+            arrays = source.arrays
+            _insert_postings(
+                old[first:last], arrays.offsets, arrays.passages, arrays.posting_codes, source.number_P, row_C, begins,
+                ends, numbers, codes,
+            )  # fmt: skip
+        yield numbers, codes
+
+
+@kernels.kernel
+def _count_kept(
+    offsets: NDArray[np.int64],
+    passages: NDArray[np.int32],
+    codes: PostingCodes,
+    number_P: NDArray[np.int32],
+    kept: _PostingCounts,
+) -> None:
+    """Count the kept postings by term and by row of the code table, and note the first passage of each term."""
+    for term in range(len(kept.frequency_V)):
+        for posting in range(offsets[term], offsets[term + 1]):
+            number = number_P[passages[posting]]
+            if number == NOT_KEPT:
+                continue
+            kept.first_V[term] = min(kept.first_V[term], number)
+            kept.frequency_V[term] += 1
+            kept.count_C[row_of(codes.codes, codes.escaped, codes.escaped_rows, posting)] += 1
+            kept.has_terms_P[passages[posting]] = True
+
+
+@kernels.kernel
+def _insert_postings(
+    old: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    passages: NDArray[np.int32],
+    codes: PostingCodes,
+    number_P: NDArray[np.int32],
+    row_C: NDArray[np.int32],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    numbers: NDArray[np.int32],
+    rows: NDArray[np.int32],
+) -> None:
+    """Insert kept postings among those from `begins` to `ends`, from the last to the first: each moves once."""
+    for place in range(len(old)):
+        if old[place] == _NO_TERM:
+            continue
+        first, last = offsets[old[place]], offsets[old[place] + 1]
+        key, kept = np.empty(last - first, np.int64), 0
+        rises = True
+        for posting in range(first, last):
+            number = number_P[passages[posting]]
+            if number != NOT_KEPT:
+                row = row_C[row_of(codes.codes, codes.escaped, codes.escaped_rows, posting)]
+                key[kept] = np.int64(number) << 32 | row
+                rises &= kept == 0 or key[kept - 1] < key[kept]
+                kept += 1
+        if not rises:
+            key[:kept].sort()
+        before, to = ends[place] - 1, ends[place] + kept - 1
+        for i in range(kept - 1, -1, -1):
+            number = key[i] >> 32
+            while before >= begins[place] and numbers[before] > number:
+                numbers[to], rows[to] = numbers[before], rows[before]
+                before -= 1
+                to -= 1
+            numbers[to], rows[to] = number, key[i] & 0xFFFFFFFF
+            to -= 1
+        ends[place] += kept

@@ -1,12 +1,12 @@
-"""An index as BM25 searches it, and the layout of its common terms.
+"""An index as BM25 searches it, the layout of its common terms, queries that are answered together, and masks.
 
 Most postings belong to a few hundred common terms, so these are laid out such that one passage can be scored without
 reading a list of postings. For each common term and each block of 16 passages, the layout holds the most that the term
 can add to a passage of the block, as a byte. For each word of 64 passages it holds bits for the passages with the term,
 and the number of the term's postings before the word.
 
-Letters of shapes: V terms of the index, M common terms, B blocks, W words, T terms of queries, S slices of postings, C
-rows of the code table, N passages of a partition.
+Letters of shapes: V terms of the index, M common terms, N passages, B blocks of 16, W words, T terms of queries, S
+slices of postings, C rows of the code table, Q queries, K hits per query.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,13 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ralm.records import BoolArray, Hits
 from ralm.retrieval.bm25 import formula, kernels
 from ralm.retrieval.bm25.arrays import Arrays, PostingCodes, row_of
-from ralm.retrieval.bm25.batch import BLOCK_BITS, WeightedQueries
 
+BLOCK_BITS: Final = 4
+ALIGNED: Final = kernels.LANES * kernels.MARKS
+"""The passages of a word of blocks; a partition has a whole number of these."""
 WORD_BITS: Final = 6
 WORD_BLOCKS: Final = 1 << (WORD_BITS - BLOCK_BITS)
 STEP_BITS: Final = kernels.FRACTION_BITS - 6
@@ -34,6 +37,68 @@ COMMON_SHARE: Final = 48
 """A term is common if at least one in this many passages has it: its idf is below 4, so its steps fit into a byte."""
 PARTITION: Final = 1 << 17
 """Passages of a partition: 512 KiB of sums, which fit into a core's own cache."""
+
+
+class MaskBits(NamedTuple):
+    """A mask as bits: of the passages of each block (uint16), and of the blocks that have any, by word (uint64).
+
+    Empty arrays are the mask of all passages.
+    """
+
+    bits_B: NDArray[np.uint16]
+    open_W: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, mask_N: BoolArray) -> Self:
+        """Return the bits of a mask, padded to whole words."""
+        padded = np.zeros(-(-len(mask_N) // ALIGNED) * ALIGNED, np.bool_)
+        padded[: len(mask_N)] = mask_N
+        bits_B = np.packbits(padded, bitorder="little").view(np.dtype("<u2")).astype(np.uint16, copy=False)
+        open_W = np.packbits(bits_B != 0, bitorder="little").view(np.dtype("<u8")).astype(np.uint64, copy=False)
+        return cls(bits_B, open_W)
+
+
+EVERY: Final = MaskBits(np.zeros(0, np.uint16), np.zeros(0, np.uint64))
+"""The mask of all passages."""
+
+
+class WeightedQueries(NamedTuple):
+    """Queries as distinct terms by rising frequency; those of query q are from `ends[q]` to `ends[q + 1]`."""
+
+    ends: NDArray[np.int64]
+    terms: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+    def part(self, first: int, last: int) -> "WeightedQueries":
+        """Return the queries from `first` to `last`."""
+        ends = self.ends[first : last + 1]
+        span = slice(ends[0], ends[-1])
+        return WeightedQueries(ends - ends[0], self.terms[span], self.counts[span], self.weights[span])
+
+
+class SearchBatch(NamedTuple):
+    """Queries, the mask of the passages that may be hits, heaps for the keys of hits, and the score of a point."""
+
+    queries: WeightedQueries
+    mask: MaskBits
+    heaps_QK: NDArray[np.int64]
+    unit_Q: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, queries: WeightedQueries, k: int, mask: MaskBits) -> Self:
+        """Return queries without hits."""
+        count = len(queries.ends) - 1
+        return cls(queries, mask, np.zeros((count, k), np.int64), np.full(count, kernels.UNIT))
+
+    def part(self, first: int, last: int) -> "SearchBatch":
+        """Return the queries from `first` to `last`."""
+        rows = slice(first, last)
+        return SearchBatch(self.queries.part(first, last), self.mask, self.heaps_QK[rows], self.unit_Q[rows])
+
+    def hits(self) -> Hits:
+        """Return the passages in the heaps, best first, and empty these."""
+        return Hits(*kernels.drained(self.heaps_QK, self.unit_Q))
 
 
 class Postings(NamedTuple):
@@ -278,3 +343,9 @@ def common_score(postings: Postings, terms: Terms, common: CommonQueryTerms, pas
             )
             score += terms.points_TC[term, row_of(codes, escaped, escaped_rows, posting)] * np.int64(common.times[i])
     return int(score)
+
+
+@kernels.kernel
+def may_be_found(mask: MaskBits, passage: int) -> bool:
+    """Return whether a passage may be a hit."""
+    return not len(mask.bits_B) or bool((mask.bits_B[passage >> BLOCK_BITS] >> (passage & 15)) & 1)

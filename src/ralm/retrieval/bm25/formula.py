@@ -10,7 +10,7 @@ on its order, and equal passages score equal.
 
 import os
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ _STORED_LENGTHS: Final = stored_lengths(np.arange(256).astype(np.uint8))
 """The length of each byte, rising."""
 
 
-def length_bytes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+def length_bytes(lengths: NDArray[np.signedinteger[Any]]) -> NDArray[np.uint8]:
     """Return lengths as the bytes in which Lucene stores them: exact below 24, above that rounded down."""
     return (np.searchsorted(_STORED_LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 

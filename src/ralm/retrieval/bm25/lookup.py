@@ -16,17 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25 import kernels
-from ralm.retrieval.bm25.batch import ALIGNED, BLOCK_BITS, MaskBits, SearchBatch, WeightedQueries, may_be_found
 from ralm.retrieval.bm25.collection import (
+    ALIGNED,
+    BLOCK_BITS,
     PARTITION,
     STEP_BITS,
     WORD_BLOCKS,
     Collection,
     CommonQueryTerms,
+    MaskBits,
     Postings,
+    SearchBatch,
     Terms,
+    WeightedQueries,
     add_row,
     common_score,
+    may_be_found,
     reach_threshold,
     rounded_up,
 )

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import lru_cache, partial
+from itertools import pairwise
+from threading import Lock
 from typing import Final, Self
 
 import numpy as np
@@ -24,16 +26,32 @@ from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
 from ralm.retrieval.bm25 import kernels, lookup, stream
 from ralm.retrieval.bm25.arrays import Arrays
-from ralm.retrieval.bm25.batch import EVERY, MaskBits, SearchBatch
-from ralm.retrieval.bm25.collection import Collection, Layout, Postings
+from ralm.retrieval.bm25.collection import (
+    EVERY,
+    SCORE_STEPS,
+    Collection,
+    Layout,
+    MaskBits,
+    Postings,
+    SearchBatch,
+    WeightedQueries,
+)
 from ralm.retrieval.bm25.formula import BM25Options, cores, impact
 from ralm.validation import check_count, check_strings
 
 _WORDS: Final = 1 << 17
 """Words whose terms are remembered."""
 _QUERIES_A_TASK: Final = 16
+_QUERIES_A_PIECE: Final = 256
+"""Queries that a stream takes through its partitions together."""
 STREAM_QUERIES: Final = 64
 """Fewer queries are not worth a stream of their own, since the first query of a stream has to add all its terms."""
+STREAM_OVERLAP: Final = 0.5
+"""The share of a query's terms that must occur in the query before."""
+_PAIRS: Final = 64
+"""How many queries of a batch are compared with the one before."""
+_MAX_STEPS: Final = 21_000
+"""The bound of a query, in steps: a third of what 16 bits hold, since bounds grow while terms change."""
 PASSAGES_A_HIT: Final = 500
 """If more than one in this many passages is requested, bounds leave too few passages out."""
 
@@ -128,10 +146,10 @@ class BM25:
         if (
             collection.is_laid_out
             and count >= STREAM_QUERIES
-            and stream.follow_each_other(batch.queries)
-            and stream.has_room_for(batch.queries)
+            and follow_each_other(batch.queries)
+            and has_room_for(batch.queries)
         ):
-            stream.search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
+            search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
             return batch.hits()
         if count <= _QUERIES_A_TASK:
             lookup.search_lookups(collection, batch)
@@ -156,3 +174,56 @@ def _impacts(arrays: Arrays, options: BM25Options) -> NDArray[np.float64]:
     tokens, with_terms = arrays.totals.tolist()
     frequency, length = arrays.code_table.astype(np.int64).T
     return np.where(frequency > 0, impact(np.maximum(frequency, 1), length, tokens / max(with_terms, 1), options), 0)
+
+
+def follow_each_other(queries: WeightedQueries) -> bool:
+    """Return whether most terms of the queries of a batch occur in the query before, judged by a sample."""
+    count = len(queries.ends) - 1
+    pairs = [(queries.part(i - 1, i).terms, queries.part(i, i + 1).terms) for i in range(1, count, -(-count // _PAIRS))]
+    shared = sum(len({*before.tolist()} & {*terms.tolist()}) for before, terms in pairs)
+    return shared >= STREAM_OVERLAP * sum(len(terms) for _, terms in pairs)
+
+
+def has_room_for(queries: WeightedQueries) -> bool:
+    """Return whether a stream can hold the bounds of all queries in 16 bits."""
+    steps = np.cumsum(queries.counts * (queries.weights * SCORE_STEPS + 1))
+    return bool((np.diff(np.concatenate([[0], steps])[queries.ends]) <= _MAX_STEPS).all())
+
+
+def search_streams(collection: Collection, batch: SearchBatch, threads: int) -> None:
+    """Fill in the hits of queries, for which streams must have room, with this many threads."""
+    count, k = batch.heaps_QK.shape
+    runs = QueryRuns(count, threads)
+
+    def search(thread: int) -> None:
+        searcher = stream.Stream(collection, k)
+        while piece := runs.take(thread):
+            searcher.fill(batch.part(piece.start, piece.stop))
+
+    if threads == 1:
+        search(0)
+    else:
+        with ThreadPoolExecutor(max_workers=threads) as pool:
+            list(pool.map(search, range(threads)))
+
+
+class QueryRuns:
+    """The numbers below `count` in long runs for threads; one that is done takes half of the longest run."""
+
+    def __init__(self, count: int, threads: int, step: int = _QUERIES_A_PIECE) -> None:
+        borders = [count * thread // threads for thread in range(threads + 1)]
+        self._remaining = [range(begin, end) for begin, end in pairwise(borders)]
+        self._step = step
+        self._lock = Lock()
+
+    def take(self, thread: int) -> range:
+        """Return the next piece for a thread; empty when all numbers are taken."""
+        with self._lock:
+            if not self._remaining[thread]:
+                longest = max(range(len(self._remaining)), key=lambda other: len(self._remaining[other]))
+                run = self._remaining[longest]
+                half = len(run) // 2 if len(run) > self._step else 0
+                self._remaining[longest], self._remaining[thread] = run[:half], run[half:]
+            remaining = self._remaining[thread]
+            self._remaining[thread] = remaining[self._step :]
+            return remaining[: self._step]

@@ -94,15 +94,6 @@ class CodeTable:
     rare_pairs: NDArray[np.int64]
     rare: NDArray[np.int32]
 
-    def rows_of(self, pairs: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the row of each pair; any row for a pair that is not in the table."""
-        usual = pairs < len(self.usual)
-        rows = self.usual[np.where(usual, pairs, 0)]
-        if len(self.rare):
-            places = np.searchsorted(self.rare_pairs, pairs[~usual])
-            rows[~usual] = self.rare[np.minimum(places, len(self.rare) - 1)]
-        return rows
-
     def rows(
         self, passages: NDArray[np.int32], frequencies: NDArray[np.int32], lengths: NDArray[np.uint8]
     ) -> NDArray[np.int32]:

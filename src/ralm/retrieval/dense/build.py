@@ -26,7 +26,7 @@ from ralm.errors import CorpusError, DamagedFolderError, ModelError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, IntArray, Passage
 from ralm.retrieval.dense.options import HASHES, RAW, VECTORS, VectorOptions
-from ralm.storage.atomic import storage_errors, write_atomically
+from ralm.storage.work import storage_errors, write_atomically
 from ralm.terminal import Advance, progress_bar
 
 CHUNK: Final = 4096
