@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +18,8 @@ from hypothesis import given, settings, strategies as st
 import ralm
 from ralm.errors import CorpusError
 from ralm.records import NO_PASSAGE, Passage
-from ralm.retrieval.analysis import ENGLISH, Analyser
-from ralm.retrieval.bm25 import kernels, search
+from ralm.retrieval.analysis import ENGLISH, Analyser, analysis_by_name
+from ralm.retrieval.bm25 import build as bm25_build, kernels, search
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.build import NOT_KEPT, BM25Builder, MergedArrays, merge_arrays
 from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
@@ -169,6 +168,31 @@ def test_passages_without_terms(tmp_path: Path) -> None:
         BM25Builder(tmp_path / "empty").finish()
 
 
+@given(
+    batches=st.lists(st.lists(st.text("aB \u3000\x1fé東京.", max_size=12), max_size=4), max_size=4),
+    name=st.sampled_from(["english", "cjk"]),
+    few=st.booleans(),
+)
+def test_term_ids_are_those_of_a_plain_loop(batches: list[list[str]], name: str, few: bool) -> None:
+    """By the first text with the term, then by byte order; also if words are forgotten, or too long to be kept."""
+    analysis = analysis_by_name(name)
+    analyse = Analyser(analysis)
+    expected: dict[str, int] = {}
+    vocabulary: dict[str, int] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bm25_build, "_MAX_WORDS", 3 if few else 1000)
+        patch.setattr(bm25_build, "_LONGEST_WORD", 2 if few else 64)
+        numbers = bm25_build.WordNumbers(vocabulary, analysis)
+        for texts in batches:
+            ids, sizes = numbers.ids_of(texts)
+            for text in texts:
+                for term in sorted({*analyse(text)}):
+                    expected.setdefault(term, len(expected))
+            assert ids.tolist() == [expected[term] for text in texts for term in analyse(text)]
+            assert sizes.tolist() == [len(analyse(text)) for text in texts]
+    assert vocabulary == expected
+
+
 @pytest.fixture(scope="module")
 def wikitext(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = shared("data", "wikitext", "test.txt").read_text(encoding="utf-8").split()
@@ -241,36 +265,25 @@ def passages(begin: int, end: int) -> list[Passage]:
     return [Passage(number - begin, f"d{number}", "", f"w{number}") for number in range(begin, end)]
 
 
-def build(folder: Path, count: int) -> None:
-    build_index(passages(0, count), folder / "index")
-
-
-def add(folder: Path, count: int) -> None:
-    build_index(passages(0, 4), folder / "index")
-    update_index(folder / "index", passages(4, count))
-
-
 def test_a_number_of_31_bits_names_the_last_passage_that_is_allowed() -> None:
     assert kernels.MAX_PASSAGES == 2_147_483_648
     last = kernels.MAX_PASSAGES - 1
     assert kernels.passage_of(1 << kernels.NUMBER_BITS | kernels.MAX_SCORE - last) == last
 
 
-@pytest.mark.parametrize("way", [build, add])
-def test_as_many_as_are_allowed_and_one_more(
-    way: Callable[[Path, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_passages_as_are_allowed_and_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_index(passages(0, MOST + 1), tmp_path / "many")
+    build_index(passages(0, 4), tmp_path / "few")
     monkeypatch.setattr(kernels, "MAX_PASSAGES", MOST)
-    way(tmp_path / "allowed", MOST)
-    with pytest.raises(CorpusError, match=REFUSED):
-        way(tmp_path / "more", MOST + 1)
-
-
-def test_an_index_with_too_many_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build(tmp_path, MOST + 1)
-    monkeypatch.setattr(kernels, "MAX_PASSAGES", MOST)
-    with pytest.raises(CorpusError, match=REFUSED):
-        open_index(tmp_path / "index").bm25  # noqa: B018 - it is opened on first use
+    build_index(passages(0, MOST), tmp_path / "allowed")
+    for too_many in (
+        lambda: build_index(passages(0, MOST + 1), tmp_path / "more"),
+        lambda: update_index(tmp_path / "few", passages(4, MOST + 1)),
+        lambda: open_index(tmp_path / "many").bm25,
+    ):
+        with pytest.raises(CorpusError, match=REFUSED):
+            too_many()
+    update_index(tmp_path / "few", passages(4, MOST))
 
 
 PASSAGES = 1 << 17

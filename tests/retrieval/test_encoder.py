@@ -245,7 +245,7 @@ def test_lengths_that_an_encoder_cannot_read(folders: Path, side: str) -> None:
     for length in (1, 2):
         with pytest.raises(UsageError, match=f"`{side}_length` must be at least 3 for this encoder, not {length}"):
             encode(length)
-    with pytest.raises(ModelError, match=f"cannot read texts of up to {POSITIONS + 1} tokens"):
+    with pytest.raises(ModelError, match="cannot read a text .*lower or omit `passage_length`"):
         encode(POSITIONS + 1)
 
 
@@ -260,9 +260,9 @@ def test_a_tokenizer_with_tokens_beyond_the_weights(tmp_path: Path, static: bool
     made = SentenceEncoder(EncoderOptions(encoder=str(tmp_path)))
     assert made.encode_passages(passages_of(*TEXTS)).shape == (len(TEXTS), WIDTH)
     for read in (made.encode_queries, made.query_tensor):
-        with pytest.raises(ModelError, match="has tokens up to number 87, but its weights are for 87 tokens"):
+        with pytest.raises(ModelError, match="cannot read a text .* use the tokenizer that belongs to the weights"):
             read(["a red zebra"])
-    with pytest.raises(ModelError, match="weights are for 87 tokens"):
+    with pytest.raises(ModelError, match="cannot read a text"):
         build_index(passages_of("a zebra"), tmp_path / "index", bm25=False, encoder=made)
 
 

@@ -30,7 +30,7 @@ from tests.retrieval.searching import assert_equal, found_by, indexed, pieces, s
     [
         ("year>=2020 and\nlang in ['en',\"de\"]", "year >= 2020 and lang in ['en', 'de']"),
         ("(2000 <= year < 2010)", "2000 <= year < 2010"),
-        ("not draft == true or document_id != -3", "not draft == true or document_id != -3"),
+        ("not draft == True or document_id != -3", "not draft == True or document_id != -3"),
         ('"x" not in author.name and metadata["a b"] is None', "'x' not in author.name and metadata['a b'] is None"),
         ("title.startswith('it\\'s (')", 'title.startswith("it\'s (")'),
     ],

@@ -1,6 +1,5 @@
 """Stream search against scoring every passage: the same passages, scores and order, whatever the queries do."""
 
-import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,6 @@ from ralm.retrieval.bm25 import lookup, search, stream
 from ralm.retrieval.bm25.arrays import row_of
 from ralm.retrieval.bm25.collection import BLOCK_BITS, Collection, rounded_up
 from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.search import QueryRuns
 from ralm.retrieval.bm25.stream import Stream
 from tests.campaign import examples
 from tests.retrieval.searching import (
@@ -202,23 +200,6 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
 
     texts = strides(words(1, 300, 500), 16, 2)
     assert_equal(streamed(bm25, texts, 5), bm25.retrieve(texts, 5))
-
-
-@given(count=st.integers(0, 60), workers=st.integers(1, 5), step=st.integers(1, 9), order=st.randoms())
-def test_every_query_is_taken_once_and_each_worker_begins_where_it_stands(
-    count: int, workers: int, step: int, order: random.Random
-) -> None:
-    runs = QueryRuns(count, workers, step)
-    taken: list[int] = []
-    busy = list(range(workers))
-    while busy:
-        worker = order.choice(busy)
-        some = runs.take(worker)
-        taken += some
-        assert len(some) <= step
-        if not some:
-            busy.remove(worker)
-    assert sorted(taken) == list(range(count))
 
 
 def test_streams_on_several_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

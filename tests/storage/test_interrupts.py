@@ -19,7 +19,7 @@ TRACED = (
     "contextlib.py",
     "ralm/processes.py",
     "ralm/runs/resume.py",
-    *(f"ralm/storage/{name}.py" for name in ("atomic", "outputs", "work")),
+    *(f"ralm/storage/{name}.py" for name in ("outputs", "work")),
 )
 
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from typing import Final
 
 import pytest
 
@@ -31,73 +32,56 @@ def names(path: Path) -> list[str]:
     return sorted(file.name for file in path.iterdir())
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    write(tmp_path / "out" / "index")
-    manifest = read_manifest(tmp_path / "out" / "index", kind=INDEX)
-    assert manifest.settings == {"k1": 0.9}
-    assert manifest.counts == {"passages": 3}
-    assert {name: entry.bytes for name, entry in manifest.files.items()} == {"data/numbers.npy": 12}
+def test_an_existing_folder_is_kept_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "index"
+    write(path, "old")
+    manifest = read_manifest(path, kind=INDEX)
+    assert (manifest.settings, manifest.counts) == ({"k1": 0.9}, {"passages": 3})
+    assert {name: entry.bytes for name, entry in manifest.files.items()} == {"data/numbers.npy": 3}
+    with pytest.raises(FolderExistsError, match="already exists and is kept; choose another .* `force=True`"):
+        write(path, "new")
+    assert (path / "data/numbers.npy").read_text() == "old"
+    write(path, "new", force=True)
+    assert (path / "data/numbers.npy").read_text() == "new"
     assert names(tmp_path / "out") == ["index"]
 
 
-def test_an_existing_folder_is_kept_unless_forced(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (RuntimeError("bug"), RuntimeError),
+        (OSError(errno.ENOSPC, "No space left on device"), StorageError),
+    ],
+)
+def test_an_interruption_leaves_nothing_new_and_the_old_intact(
+    tmp_path: Path, error: BaseException, expected: type[BaseException]
+) -> None:
     write(tmp_path / "index", "old")
-    with pytest.raises(FolderExistsError, match="already exists and is kept; choose another .* `force=True`"):
-        write(tmp_path / "index", "new")
-    assert (tmp_path / "index/data/numbers.npy").read_text() == "old"
-    write(tmp_path / "index", "new", force=True)
-    assert (tmp_path / "index/data/numbers.npy").read_text() == "new"
-    assert names(tmp_path) == ["index"]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("bug")])
-def test_an_interruption_leaves_nothing_new_and_the_old_intact(tmp_path: Path, error: BaseException) -> None:
-    write(tmp_path / "index", "old")
-    with pytest.raises(type(error)), new_folder(tmp_path / "index", kind=INDEX, force=True) as folder:
+    with pytest.raises(expected), new_folder(tmp_path / "index", kind=INDEX, force=True) as folder:
         (folder / "half").write_text("half")
         raise error
     assert names(tmp_path) == ["index"]
     assert (tmp_path / "index/data/numbers.npy").read_text() == "old"
 
 
-def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
-    with (
-        pytest.raises(StorageError, match="no space left on the disk"),
-        new_folder(tmp_path / "x", kind=INDEX, force=False),
-    ):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert names(tmp_path) == []
+DAMAGES: Final[dict[str, tuple[Callable[[Path, Path], object], str]]] = {
+    "missing": (lambda data, _: data.unlink(), "data/numbers.npy is missing"),
+    "truncated": (lambda data, _: data.write_text(data.read_text()[:-1]), "has 11 bytes where its manifest says 12"),
+    "altered": (lambda data, _: data.write_text(data.read_text().upper()), "was altered since it was written"),
+    "manifest": (lambda _, manifest: manifest.write_text("{"), "is damaged or not a ralm manifest"),
+    "setting": (
+        lambda _, manifest: manifest.write_text(manifest.read_text().replace('"passages": 3', '"passages": 9')),
+        "manifest.json was altered since it was written",
+    ),
+}
 
 
-def damage(folder: Path, what: str) -> None:
-    data = folder / "data" / "numbers.npy"
-    match what:
-        case "missing":
-            data.unlink()
-        case "truncated":
-            data.write_text(data.read_text()[:-1])
-        case "altered":
-            data.write_text(data.read_text().upper())
-        case "manifest":
-            (folder / MANIFEST).write_text("{")
-        case "setting":
-            content = json.loads((folder / MANIFEST).read_text())
-            (folder / MANIFEST).write_text(json.dumps(content | {"counts": {"passages": 9}}))
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("missing", "data/numbers.npy is missing"),
-        ("truncated", "has 11 bytes where its manifest says 12"),
-        ("altered", "was altered since it was written"),
-        ("manifest", "is damaged or not a ralm manifest"),
-        ("setting", "manifest.json was altered since it was written"),
-    ],
-)
-def test_damage_is_named(tmp_path: Path, what: str, message: str) -> None:
+@pytest.mark.parametrize("what", DAMAGES)
+def test_damage_is_named(tmp_path: Path, what: str) -> None:
     write(tmp_path / "index")
-    damage(tmp_path / "index", what)
+    damage, message = DAMAGES[what]
+    damage(tmp_path / "index" / "data" / "numbers.npy", tmp_path / "index" / MANIFEST)
     with pytest.raises(DamagedFolderError, match=message):
         read_manifest(tmp_path / "index", kind=INDEX)
 
@@ -116,40 +100,38 @@ def test_opening_reads_no_large_file_and_a_check_reads_every_byte(
         read_manifest(tmp_path / "index", kind=INDEX)
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "index", kind=FolderKind("index", version=2))
-    with pytest.raises(FolderError, match="has format 2, .* reads format 1: build the"):
-        read_manifest(tmp_path / "index", kind=INDEX)
-
-
 def test_other_things_are_no_index(tmp_path: Path) -> None:
-    with pytest.raises(FolderError, match="it does not exist"):
-        read_manifest(tmp_path / "nowhere", kind=INDEX)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(FolderError, match="it is a file"):
-        read_manifest(tmp_path / "file", kind=INDEX)
-    with pytest.raises(FolderError, match=r"it has no manifest\.json"):
-        read_manifest(tmp_path, kind=INDEX)
     write(tmp_path / "index")
-    with pytest.raises(FolderError, match="is a ralm index, not a ralm run"):
-        read_manifest(tmp_path / "index", kind=RUN)
+    write(tmp_path / "newer", kind=FolderKind("index", version=2))
+    for name, kind, message in (
+        ("nowhere", INDEX, "it does not exist"),
+        ("file", INDEX, "it is a file"),
+        (".", INDEX, r"it has no manifest\.json"),
+        ("index", RUN, "is a ralm index, not a ralm run"),
+        ("newer", INDEX, "has format 2, .* reads format 1: build the"),
+    ):
+        with pytest.raises(FolderError, match=message):
+            read_manifest(tmp_path / name, kind=kind)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "retrieved.json"
     path.write_text("old")
+    (tmp_path / "link.json").symlink_to(path)
     with pytest.raises(KeyboardInterrupt), replaced_file(path) as stream:
         stream.write("half")
         raise KeyboardInterrupt
     assert path.read_text() == "old"
-    with replaced_file(path) as stream:
+    with replaced_file(tmp_path / "link.json") as stream:
         stream.write("new")
     assert path.read_text() == "new"
-    assert names(tmp_path) == ["retrieved.json"]
+    assert (tmp_path / "link.json").is_symlink()
+    assert names(tmp_path) == ["link.json", "retrieved.json"]
 
 
 def test_force_never_replaces_what_another_program_wrote(tmp_path: Path) -> None:
-    write(tmp_path / "index")
+    write(tmp_path / "index", "old")
     ours = json.loads((tmp_path / "index" / MANIFEST).read_text())
     (tmp_path / "theirs").mkdir()
     for name, content in (
@@ -161,20 +143,14 @@ def test_force_never_replaces_what_another_program_wrote(tmp_path: Path) -> None
         with pytest.raises(UsageError, match="was not written by ralm"):
             write(tmp_path / "theirs", force=True)
         assert (tmp_path / "theirs" / name).read_text() == content
-
-
-def test_force_never_replaces_another_kind(tmp_path: Path) -> None:
-    write(tmp_path / "index", "old")
-    with (
-        pytest.raises(UsageError, match="it is a ralm index, and this is a ralm run"),
-        new_folder(tmp_path / "index", kind=RUN, force=True),
-    ):
-        pass
+    with pytest.raises(UsageError, match="it is a ralm index, and this is a ralm run"):
+        write(tmp_path / "index", force=True, kind=RUN)
     assert (tmp_path / "index/data/numbers.npy").read_text() == "old"
 
 
 @pytest.mark.parametrize("place", ["notes.txt", "data/notes.txt", "mine/notes.txt"])
 def test_force_never_removes_a_file_of_the_user(tmp_path: Path, place: str) -> None:
+    """What is damaged is replaced."""
     write(tmp_path / "index", "old")
     notes = tmp_path / "index" / place
     notes.parent.mkdir(exist_ok=True)
@@ -182,13 +158,7 @@ def test_force_never_removes_a_file_of_the_user(tmp_path: Path, place: str) -> N
     with pytest.raises(UsageError, match=f"ralm did not write {place}, which is in it; move that elsewhere first"):
         write(tmp_path / "index", "new", force=True)
     notes.unlink()
-    write(tmp_path / "index", "new", force=True)
-    assert (tmp_path / "index/data/numbers.npy").read_text() == "new"
-
-
-def test_force_replaces_what_is_damaged(tmp_path: Path) -> None:
-    write(tmp_path / "index", "old")
-    damage(tmp_path / "index", "altered")
+    (tmp_path / "index/data/numbers.npy").write_text("damaged")
     write(tmp_path / "index", "new", force=True)
     assert (tmp_path / "index/data/numbers.npy").read_text() == "new"
 
@@ -241,14 +211,6 @@ def test_a_link_goes_on_working(tmp_path: Path, stands: bool) -> None:
     assert names(disk) == ["old"]
 
 
-def test_a_link_to_a_file_goes_on_working(tmp_path: Path) -> None:
-    (tmp_path / "page.html").symlink_to(tmp_path / "target.html")
-    with replaced_file(tmp_path / "page.html") as stream:
-        stream.write("new")
-    assert (tmp_path / "page.html").is_symlink()
-    assert (tmp_path / "target.html").read_text() == "new"
-
-
 @pytest.mark.parametrize("path", [".", "..", "/", "", "../here", "./"])
 def test_the_folder_that_one_is_in_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     (tmp_path / "here").mkdir()
@@ -256,12 +218,9 @@ def test_the_folder_that_one_is_in_is_no_output(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(UsageError, match="is the current folder or one of its parents"):
         write(Path(path), force=True)
     assert names(tmp_path) == ["here"]
-
-
-def test_a_link_to_itself_is_no_output(tmp_path: Path) -> None:
-    (tmp_path / "round").symlink_to(tmp_path / "round")
+    Path("round").symlink_to("round")
     with pytest.raises(UsageError, match="a link that leads to itself"):
-        write(tmp_path / "round")
+        write(Path("round"))
 
 
 def test_where_the_new_one_cannot_be_moved_the_old_one_comes_back(
@@ -415,20 +374,17 @@ def test_what_a_finished_run_had_scored_is_swept_too(
     assert names(tmp_path) == ["run"]
 
 
-def test_a_partial_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+def test_work_folders_of_somebody_else_are_not_touched(tmp_path: Path) -> None:
     theirs = tmp_path / ".index.new" / "new"
     theirs.mkdir(parents=True)
     (theirs / "thesis.txt").write_text("years of work")
     with pytest.raises(UsageError, match=r"\.index\.new is in the way of .*index, and ralm did not"):
         write(tmp_path / "index")
-    assert (theirs / "thesis.txt").read_text() == "years of work"
-
-
-def test_a_marker_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run.unfinished").mkdir()
     (tmp_path / "run.unfinished" / "lock").write_text("theirs")
     with pytest.raises(UsageError, match="is in the way"), work_folder(unfinished(tmp_path / "run"), tmp_path / "run"):
         pass
+    assert (theirs / "thesis.txt").read_text() == "years of work"
     assert (tmp_path / "run.unfinished" / "lock").read_text() == "theirs"
 
 
@@ -444,15 +400,10 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         write(tmp_path / "index", force=True)
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_files_that_are_not_written_over(tmp_path: Path, force: bool) -> None:
-    write(tmp_path / "index")
-    with pytest.raises(UsageError, match="/ is a folder; name a file to write"):
-        check_output_file(Path("/"), force)
-    for file in (tmp_path / "index" / "data" / "numbers.npy", tmp_path / "index" / MANIFEST):
-        with pytest.raises(UsageError, match=rf"{file.name} is kept: it is a file of .*index, which ralm wrote"):
-            check_output_file(file, force)
-    check_output_file(tmp_path / "index" / "page.html", force)
+def test_files_that_are_not_written_over() -> None:
+    for path, what in (("/", "a folder"), ("/dev/null", "no regular file")):
+        with pytest.raises(UsageError, match=f"{path} is {what}; name a file to write"):
+            check_output_file(Path(path), force=True)
 
 
 def test_what_is_left_of_a_file_is_swept(tmp_path: Path) -> None:

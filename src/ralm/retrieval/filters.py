@@ -56,7 +56,6 @@ _REFUSED: Final = re.compile(r"[^\w\s.,()\[\]{}<>=!-]|\b(?:if|await|yield)\b|(?:
 _OPERATORS: Final[dict[type, str]] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _NEGATED: Final[dict[type, type]] = {ast.NotEq: ast.Eq, ast.NotIn: ast.In, ast.IsNot: ast.Is}
 _FLIPPED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_CONSTANTS: Final[dict[str, Any]] = {"true": True, "false": False, "null": None}
 Kind: TypeAlias = Literal["text", "number", "truth"]
 COLUMNS_FILE: Final = "columns.arrow"
 _SCHEMA: Final = pa.schema(
@@ -156,7 +155,8 @@ def _comparison(first: ast.expr, operator: ast.cmpop, second: ast.expr) -> Test:
         name = _FLIPPED.get(_OPERATORS.get(type(operator), ""), "in")
     else:
         name = _OPERATORS.get(type(operator), "in")
-    if _is_none(second) and name == "in":
+    is_none = isinstance(second, ast.Constant) and second.value is None
+    if is_none and name == "in":
         return _negated(_condition(key, "exists", []))
     value = _value(second)
     if isinstance(operator, ast.Is) or (isinstance(value, bool) and name != "in"):
@@ -171,7 +171,7 @@ def _condition(key: str, operator: str, values: Sequence[Value]) -> Test:
 def _key(node: ast.expr) -> str | None:
     """Return the key that an expression names, None if it is no key."""
     match node:
-        case ast.Name(name) if name not in _CONSTANTS:
+        case ast.Name(name):
             return "id" if name == "document_id" else name
         case ast.Attribute(owner, name):
             return f"{_required_key(owner)}.{name}"
@@ -190,14 +190,10 @@ def _required_key(node: ast.expr) -> str:
 def _value(node: ast.expr) -> Value:
     """Return the text, number or truth value of an expression."""
     match node:
-        case ast.Name(name) if name in ("true", "false"):
-            return bool(_CONSTANTS[name])
         case ast.Name(name):
             raise _error(node, f'one side of a comparison is a key, and a text stands in quotes: "{name}"')
-        case ast.Constant(bool(truth)):
-            return truth
-        case ast.Constant(str(text)):
-            return text
+        case ast.Constant(bool() | str() as value):
+            return value
         case ast.Constant(int() | float() as number):
             if abs(number) > float_info.max:
                 raise _error(node, "a number is finite, and at most 1.7e308")
@@ -205,10 +201,6 @@ def _value(node: ast.expr) -> Value:
         case ast.UnaryOp(ast.USub(), ast.Constant(int() | float()) as operand):
             return -float(_value(operand))
     raise _error(node, "a key is compared with a number, a text in quotes, True or False; a missing one by `is None`")
-
-
-def _is_none(node: ast.expr) -> bool:
-    return (isinstance(node, ast.Constant) and node.value is None) or (isinstance(node, ast.Name) and node.id == "null")
 
 
 def _error(node: ast.expr, remedy: str) -> UsageError:

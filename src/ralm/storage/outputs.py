@@ -125,15 +125,9 @@ def restore(path: Path) -> None:
 
 def check_output_file(path: Path, force: bool) -> None:
     """Raise FolderExistsError or UsageError if a file may not be written; remove what a killed process left."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; name a file to write.")
-    resolved = path.resolve()
-    recover(resolved)
-    for folder in resolved.parents:
-        if str(resolved.relative_to(folder)) in _files_of(_manifest(folder)):
-            raise UsageError(f"{path} is kept: it is a file of {folder}, which ralm wrote; choose another name.")
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is not a regular file; name a file to write.")
+        raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}; name a file to write.")
+    recover(path.resolve())
     if path.exists() and not force:
         raise FolderExistsError(
             f"{path} already exists and is kept; choose another name, or replace it with `force=True`."
@@ -157,7 +151,7 @@ def _reason_to_keep(path: Path, kind: FolderKind, also: Sequence[str]) -> str:
         return f"it is a ralm {manifest['kind']}, and this is a ralm {kind}"
     entries = (entry for entry in sorted(path.rglob("*")) if entry.is_symlink() or not entry.is_dir())
     files = (entry.relative_to(path).as_posix() for entry in entries)
-    strange = next((file for file in files if file not in {*_files_of(manifest), *also}), None)
+    strange = next((file for file in files if file not in {MANIFEST, *manifest["files"], *also}), None)
     return "" if strange is None else f"ralm did not write {strange}, which is in it; move that elsewhere first"
 
 
@@ -169,11 +163,6 @@ def _manifest(folder: Path) -> dict[str, Any]:
         return {}
     is_ours = isinstance(manifest, dict) and manifest.get("program") == "ralm" and {"kind", "files"} <= manifest.keys()
     return manifest if is_ours and isinstance(manifest["files"], dict) else {}
-
-
-def _files_of(manifest: dict[str, Any]) -> set[str]:
-    """Return the names of the files that are in a folder with this manifest."""
-    return {MANIFEST, *manifest["files"]} if manifest else set()
 
 
 def _move_into_place(path: Path, work: Path, *, replace: bool) -> None:

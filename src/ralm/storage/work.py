@@ -133,33 +133,28 @@ def work_folder(folder: Path, out: Path, *, sweep: Callable[[Path], None] = lamb
     FolderExistsError if another process holds it, UsageError if ralm did not make it, StorageError if it exists on a
     disk without file locks.
     """
-    with HeldSignals() as signals, _locked(folder, out):
-        try:
-            sweep(folder)
-            try:
-                signals.release()
-                yield folder
-            finally:
-                signals.hold()
-        finally:
-            sweep(folder)
-
-
-@contextmanager
-def _locked(folder: Path, out: Path) -> Iterator[None]:
-    """Lock a work folder, which is removed at the end if no work is in it."""
-    lock = _lock(folder, out)
-    _folders.add(folder)
-    try:
+    with HeldSignals() as signals, ExitStack() as stack:
+        lock = _lock(folder, out)
+        stack.callback(_unlock, folder, lock)
+        _folders.add(folder)
         os.pwrite(lock, _CONTENT, 0)  # in one write, since others may read it at any moment
         os.fsync(lock)
-        yield
-    finally:
-        _folders.discard(folder)
-        with suppress(OSError):
-            if {entry.name for entry in folder.iterdir()} <= {LOCK, SETTINGS}:
-                remove(folder)
-        os.close(lock)
+        stack.callback(sweep, folder)
+        sweep(folder)
+        try:
+            signals.release()
+            yield folder
+        finally:
+            signals.hold()
+
+
+def _unlock(folder: Path, lock: int) -> None:
+    """Unlock a work folder, and remove it if no work is in it."""
+    _folders.discard(folder)
+    with suppress(OSError):
+        if {entry.name for entry in folder.iterdir()} <= {LOCK, SETTINGS}:
+            remove(folder)
+    os.close(lock)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ so queries are analysed like its passages. `analysers.py` is imported on first u
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import Stemmer
@@ -21,9 +20,7 @@ TermsOfRun: TypeAlias = Callable[[str], tuple[str, ...]]
 
 _CACHED_RUNS: Final = 1 << 17
 """How many runs of characters an analyser caches before it clears the cache; this bounds its memory."""
-_CACHED_WORDS: Final = 1 << 16
-"""How many words a marker caches."""
-MAX_CACHED_TERMS: Final = 8
+_MAX_CACHED_TERMS: Final = 8
 """Runs with more terms are not cached: they rarely repeat. Most runs of languages without spaces, such as Chinese, have
 more."""
 
@@ -67,17 +64,16 @@ class Analyser:
 
     def __call__(self, text: str) -> list[str]:
         """Return the index terms of a text, in order."""
-        return [term for run in text.split() for term in self._run(run)]
-
-    def _run(self, run: str) -> tuple[str, ...]:
-        """Return the terms of a run of characters without white space; cached."""
-        terms = self._cache.get(run)
-        if terms is None:
-            terms = self._terms_of_run(run)
-            if len(terms) <= MAX_CACHED_TERMS:
-                if len(self._cache) >= _CACHED_RUNS:
-                    self._cache.clear()
-                self._cache[run] = terms
+        terms: list[str] = []
+        for run in text.split():
+            run_terms = self._cache.get(run)
+            if run_terms is None:
+                run_terms = self._terms_of_run(run)
+                if len(run_terms) <= _MAX_CACHED_TERMS:
+                    if len(self._cache) >= _CACHED_RUNS:
+                        self._cache.clear()
+                    self._cache[run] = run_terms
+            terms += run_terms
         return terms
 
 
@@ -126,21 +122,23 @@ class Marker:
 
     def __init__(self, analysis: Analysis | None) -> None:
         self._analysis = analysis
-        self._terms_of_word = lru_cache(_CACHED_WORDS)(analysis.prepare()) if analysis else lambda _: ()
+        self._analyser = Analyser(analysis) if analysis else None
 
     def terms(self, text: str) -> set[str]:
         """Return the terms of a text."""
-        return {term for run in text.split() for term in self._terms_of_word(run)}
+        return {*self._analyser(text)} if self._analyser else set()
 
     def marks(self, text: str, terms: Container[str]) -> list[Mark]:
         """Return the words of a text that have these terms, in order; two words without a space may make one term."""
         marks: list[Mark] = []
+        if self._analysis is None or self._analyser is None:
+            return marks
         first, before = 0, ""
-        for begin, end, word, follows in self._analysis.placed_words(text) if self._analysis else ():
-            word_terms = self._terms_of_word(word)
+        for begin, end, word, follows in self._analysis.placed_words(text):
+            word_terms = self._analyser(word)
             if follows:
-                alone = {*self._terms_of_word(before), *word_terms}
-                of_both = [term for term in self._terms_of_word(before + word) if term not in alone]
+                alone = {*self._analyser(before), *word_terms}
+                of_both = [term for term in self._analyser(before + word) if term not in alone]
                 marks += [Mark(first, end, term) for term in of_both if term in terms]
             marks += [Mark(begin, end, term) for term in word_terms if term in terms]
             first, before = begin, word

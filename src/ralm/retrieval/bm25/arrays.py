@@ -192,7 +192,7 @@ def map_arrays(folder: Path) -> MappedArrays:
 def check_arrays(folder: Path, mapped: MappedArrays) -> Arrays:
     """Return the arrays of a folder; DamagedFolderError if the small ones are invalid or do not fit together."""
     arrays = dict(mapped)
-    for name, wrong in (*_posting_errors(arrays), *_code_errors(arrays), *_vocabulary_errors(arrays)):
+    for name, wrong in _errors(arrays):
         _damaged(folder, f"{name}.npy {wrong}")
     arrays["offsets"] = arrays["offsets"].astype(np.int64)
     arrays["term_ends"] = np.cumsum(arrays.pop("term_sizes"), dtype=np.int64)
@@ -204,8 +204,8 @@ def narrow(numbers: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
     return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
-def _posting_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
-    """Yield errors in the positions of postings after the name of the array; each check relies on those before."""
+def _errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
+    """Yield the name of an array that is invalid, and how; each check relies on those before."""
     offsets, postings = arrays["offsets"], len(arrays["passages"])
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != postings or (offsets[1:] < offsets[:-1]).any():
         yield "offsets", f"does not divide the {postings:,} postings among the terms"
@@ -216,23 +216,19 @@ def _posting_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
     escaped = arrays["escaped"]
     if len(escaped) and not (escaped[0] >= 0 and escaped[-1] < postings and (escaped[1:] > escaped[:-1]).all()):
         yield "escaped", "has positions that do not rise or are out of range"
-
-
-def _code_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
-    """Yield errors in the table of codes, the escaped rows and the totals."""
-    table, rows, totals = arrays["code_table"], arrays["escaped_rows"], arrays["totals"]
-    if table.ndim != 2 or table.shape[1] != 2 or (table < 0).any():
+    table, rows = arrays["code_table"], arrays["escaped_rows"]
+    if table.shape[1] != 2 or (table < 0).any():
         yield "code_table", "is not a table of frequencies and lengths"
-    if len(rows) != len(arrays["escaped"]):
+    if len(rows) != len(escaped):
         yield "escaped_rows", "has a different number of rows than escaped.npy"
     if len(rows) and not (rows.min() > ESCAPE and rows.max() < len(table)):
         yield "escaped_rows", "has rows that are not in the table of codes"
-    if len(totals) != 2:
+    if len(arrays["totals"]) != 2:
         yield "totals", "does not have two numbers"
+    yield from _vocabulary_errors(arrays)
 
 
 def _vocabulary_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
-    """Yield errors in the vocabulary."""
     sizes, ids, size = arrays["term_sizes"], arrays["term_ids"], len(arrays["vocabulary"])
     if len(sizes) != len(ids):
         yield "term_sizes", "has a different number of terms than term_ids.npy"

@@ -26,7 +26,9 @@ from ralm.retrieval.bm25.arrays import Arrays, PostingCodes, row_of
 _PASSAGES_A_BATCH: Final = 1024
 _CHARACTERS_A_BATCH: Final = 1 << 20
 _MAX_WORDS: Final = 1 << 19
-"""Words whose term ids are kept; all are forgotten when there are more."""
+"""Words whose term ids are kept; all are forgotten when there are more, or eight times as many ids."""
+_LONGEST_WORD: Final = 64
+"""Longer words are not kept: they rarely repeat, as the runs of languages without spaces."""
 NOT_KEPT: Final = -1
 """In place of the new number of a passage that is not kept."""
 _NO_TERM: Final = -1
@@ -127,13 +129,15 @@ class WordNumbers(dict[str, int]):
 
     def __missing__(self, word: str) -> int:
         """Number a new word."""
-        number = self[word] = len(self._begins) - 1 + len(self._new)
+        number = len(self._begins) - 1 + len(self._new)
+        if len(word) <= _LONGEST_WORD:
+            self[word] = number
         self._new.append(self._terms_of_word(word))
         return number
 
     def ids_of(self, texts: Sequence[str]) -> Ids:
         """Return the ids of the terms of texts."""
-        if len(self) > _MAX_WORDS:
+        if len(self._begins) > _MAX_WORDS or len(self._ids) > 8 * _MAX_WORDS:
             self.clear()
             self._ids, self._begins = array("i"), array("q", [0])
         numbers, ends = array("q"), [0]

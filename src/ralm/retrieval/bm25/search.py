@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import lru_cache, partial
-from itertools import pairwise
-from threading import Lock
 from typing import Final, Self
 
 import numpy as np
@@ -191,39 +189,17 @@ def has_room_for(queries: WeightedQueries) -> bool:
 
 
 def search_streams(collection: Collection, batch: SearchBatch, threads: int) -> None:
-    """Fill in the hits of queries, for which streams must have room, with this many threads."""
+    """Fill in the hits of queries, for which streams must have room, with a stream for each of so many threads."""
     count, k = batch.heaps_QK.shape
-    runs = QueryRuns(count, threads)
+    borders = [count * thread // threads for thread in range(threads + 1)]
 
-    def search(thread: int) -> None:
+    def search(begin: int, end: int) -> None:
         searcher = stream.Stream(collection, k)
-        while piece := runs.take(thread):
-            searcher.fill(batch.part(piece.start, piece.stop))
+        for first in range(begin, end, _QUERIES_A_PIECE):
+            searcher.fill(batch.part(first, min(first + _QUERIES_A_PIECE, end)))
 
     if threads == 1:
-        search(0)
+        search(0, count)
     else:
         with ThreadPoolExecutor(max_workers=threads) as pool:
-            list(pool.map(search, range(threads)))
-
-
-class QueryRuns:
-    """The numbers below `count` in long runs for threads; one that is done takes half of the longest run."""
-
-    def __init__(self, count: int, threads: int, step: int = _QUERIES_A_PIECE) -> None:
-        borders = [count * thread // threads for thread in range(threads + 1)]
-        self._remaining = [range(begin, end) for begin, end in pairwise(borders)]
-        self._step = step
-        self._lock = Lock()
-
-    def take(self, thread: int) -> range:
-        """Return the next piece for a thread; empty when all numbers are taken."""
-        with self._lock:
-            if not self._remaining[thread]:
-                longest = max(range(len(self._remaining)), key=lambda other: len(self._remaining[other]))
-                run = self._remaining[longest]
-                half = len(run) // 2 if len(run) > self._step else 0
-                self._remaining[longest], self._remaining[thread] = run[:half], run[half:]
-            remaining = self._remaining[thread]
-            self._remaining[thread] = remaining[self._step :]
-            return remaining[: self._step]
+            list(pool.map(search, borders[:-1], borders[1:]))

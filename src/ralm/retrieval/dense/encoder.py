@@ -174,7 +174,7 @@ class SentenceEncoder:
         prompt = None if prompt_name is None else model.prompts.get(prompt_name)
         # Private: sentence-transformers' preprocessing and choice of prompts; tensors against `encode`.
         features = model.preprocess(_encodable(texts), prompt=prompt, **reading)
-        with _readable(model, length):
+        with _readable():
             vectors_TD = model(batch_to_device(features, model.device), **reading)["sentence_embedding"].float()
         if model.truncate_dim is not None:
             vectors_TD = vectors_TD[..., : model.truncate_dim]
@@ -197,7 +197,7 @@ class SentenceEncoder:
             batch = self._batch
             if model.device.type == "cpu":
                 batch = min(batch, max(_MIN_BATCH, _CHARACTERS // max(1, len(texts[rows[0]]))))
-            with _readable(model, length):
+            with _readable():
                 vectors_TD[rows] = encode(
                     [texts[i] for i in rows],
                     batch_size=batch,
@@ -234,26 +234,16 @@ def _check_length(name: str, length: int | None, model: SentenceTransformer) -> 
 
 
 @contextmanager
-def _readable(model: SentenceTransformer, length: int | None) -> Iterator[None]:
+def _readable() -> Iterator[None]:
     """Turn failures on long texts or unknown tokens into ModelError; encoders do not say how many they accept."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, IndexError) as error:
-        highest = max(model.tokenizer.get_vocab().values(), default=0)
-        embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-        limit = max((module.num_embeddings for module in embeddings), default=highest + 1)
-        if highest >= limit:
-            raise ModelError(
-                f"the encoder cannot read a text ({short_message(error)}): its tokenizer has tokens up to number "
-                f"{highest:,}, but its weights are for {limit:,} tokens. Use the tokenizer that belongs to the weights."
-            ) from error
-        if length is None:
-            raise
         raise ModelError(
-            f"the encoder cannot read texts of up to {length} tokens ({short_message(error)}); lower or omit "
-            "`passage_length` or `query_length`."
+            f"the encoder cannot read a text ({short_message(error)}): lower or omit `passage_length` and "
+            "`query_length`, and use the tokenizer that belongs to the weights."
         ) from error
 
 
