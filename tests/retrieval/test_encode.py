@@ -275,6 +275,8 @@ def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
         assert stands in (old, new), event
         if stands == old:
             changes[what]()
+        else:
+            add_vectors(path, HashEncoder(), name="spare", default=False, force=True)
         assert state() == new, event
         assert strange_files(path) == set(), event
         assert neighbours(path) == ["index"], event

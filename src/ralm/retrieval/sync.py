@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ralm.corpus.documents import BROKEN_FILES, NOT_JSON, DocumentBuilder, Fields, Skipped, without_advice
 from ralm.corpus.file_table import (
@@ -127,7 +127,9 @@ def sync_index(
             listed.append(source)
     read = {number: source for number, source in enumerate(listed) if not named or source.path in named}
     table = FileTable(opened.path / layout.FILES_TABLE)
-    builder = DocumentBuilder(_fields(opened), changes.skipped, skip_bad=record.skip_bad)
+    before: Any = opened.manifest.settings
+    fields = _fields(opened)
+    builder = DocumentBuilder(fields, changes.skipped, skip_bad=record.skip_bad)
     selection = FileSelection(
         include=record.include, exclude=record.exclude, read_as=record.read_as, encoding=record.encoding
     )
@@ -139,14 +141,16 @@ def sync_index(
     changes.added = [document for document in dict.fromkeys([*changes.added, *changes.changed]) if document not in gone]
     changes.changed = [document for document in gone if document in new]
     changes.removed = [document for document in gone if document not in new]
-    settings = opened.manifest.settings
-    if not named:
-        settings = {**settings, "skipped": _skipped_now(settings, changes.skipped)}
-    differ = _unreadable(settings) != _unreadable(opened.manifest.settings)
+    skipped_before = before.get("skipped", {})
+    unreadable = skipped_before.get(BROKEN_FILES, {}).get("count", 0)
+    differ = not named and changes.skipped.counts[BROKEN_FILES] != unreadable
     if dry_run or not (changes or differ or len(listed) > len(record.sources)):
         return changes, opened.manifest
+    skipped_now = skipped_before if named else changes.skipped.as_json()
+    if NOT_JSON in skipped_before:  # fields that are not seen again
+        skipped_now = {NOT_JSON: skipped_before[NOT_JSON], **skipped_now}
     written = FileTableWriter(opened.path.parent, record.model_copy(update={"sources": tuple(listed)}))
-    again = DocumentBuilder(builder.fields, Skipped(), skip_bad=record.skip_bad)
+    again = DocumentBuilder(fields, Skipped(), skip_bad=record.skip_bad)
     kept: set[str] = set()
 
     def arrange(documents: Sequence[str]) -> list[Stretch]:
@@ -160,7 +164,7 @@ def sync_index(
         encoder=encoder or (lambda name: load_encoder(opened.encoder_options(name))),
         build=build,
         table=written,
-        settings=settings,
+        settings={**before, "skipped": skipped_now},
     )
     changes.added = [document for document in changes.added if document in kept]
     changes.removed += [document for document in changes.changed if document not in kept]
@@ -196,7 +200,7 @@ def _fields(index: Index) -> Fields:
     try:
         return _FIELDS.validate_python(index.manifest.settings["fields"])
     except (KeyError, ValidationError):
-        raise layout.damaged_index(index.path, "its manifest does not say which fields make a document") from None
+        raise layout.damaged_index(index.path, "its manifest does not describe its fields") from None
 
 
 def _check_apart(source: KnownSource, listed: Sequence[KnownSource]) -> None:
@@ -263,8 +267,7 @@ def _compare_file(
     """Return a file as it is now, or as in the table if it stays or cannot be read; None if it is not there."""
     seen = size_and_time(file)
     if old is not None and old.state.is_that_of(seen):
-        _skip_again(table, old, builder.skipped)
-        return old
+        return _kept(old, table, builder)
     try:
         content = content_hash(file)
     except CorpusError as error:
@@ -274,8 +277,7 @@ def _compare_file(
         return old
     state = FileState.of(number, file, seen, content)
     if old is not None and old.state.hash == content:
-        _skip_again(table, old, builder.skipped)
-        return old._replace(state=state)
+        return _kept(old._replace(state=state), table, builder)
     broken, before = builder.skipped.counts[BROKEN_FILES], table.parts(old)
     ids, documents = Changes(), list[str]()
     if old is not None:
@@ -295,21 +297,11 @@ def _compare_file(
     return _Reread(state, file, source.is_folder, seen, documents)
 
 
-def _skipped_now(before: Mapping[str, Any], skipped: Skipped) -> dict[str, JsonValue]:
-    """Return what was skipped in all files; fields that JSON cannot hold stay as they were recorded."""
-    recorded = before.get("skipped", {})
-    return {**{reason: recorded[reason] for reason in (NOT_JSON,) if reason in recorded}, **skipped.as_json()}
-
-
-def _unreadable(settings: Mapping[str, Any]) -> int:
-    """Return the number of files that could not be read, as the settings of a manifest record it."""
-    return int(settings.get("skipped", {}).get(BROKEN_FILES, {}).get("count", 0))
-
-
-def _skip_again(table: FileTable, entry: Entry, skipped: Skipped) -> None:
-    """Count what was skipped in a file that is not read again."""
+def _kept(entry: Entry, table: FileTable, builder: DocumentBuilder) -> Entry:
+    """Return the entry of a file that is not read again, and count what was skipped in it."""
     for reason, example, count in table.skipped(entry):
-        skipped.add(reason, example, count)
+        builder.skipped.add(reason, example, count)
+    return entry
 
 
 def _documents(file: File, builder: DocumentBuilder, *, in_folder: bool) -> Iterator[tuple[str, list[Document]]]:
