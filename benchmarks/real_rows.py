@@ -236,7 +236,7 @@ def _split(name: str, scale: Scale) -> tuple[list[Document], Sequence[Document]]
 def _write_questions(name: str, corpus: Sequence[Document], count: int) -> None:
     """Write questions with their gold passages, spread over the set, others to demonstrate with, and conflicts."""
     file = DATA / name / "questions.jsonl"
-    places = [json.loads(line)["gold"] for _, _, line in lines_of(file)]
+    places = [json.loads(line)["gold"] for _, line in lines_of(file)]
     questions = [
         replace(question, passages=tuple(_passage(corpus[place].title, corpus[place].text) for place in gold))
         for question, gold in zip(read_questions(file), places, strict=True)

@@ -16,7 +16,6 @@ from pydantic import JsonValue
 
 from ralm.cli.output import document_name, passage_name
 from ralm.corpus.documents import NOT_JSON, json_value, metadata_from_json, metadata_to_json
-from ralm.corpus.folder import FileSelection, texts_beside_pages
 from ralm.corpus.sources import Fields, Skipped, read_documents
 from ralm.corpus.splitting import Splitting, make_passages
 from ralm.errors import CorpusError, UsageError
@@ -96,37 +95,6 @@ def test_places_are_shown(passage: Passage, hit: str, source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("include", "exclude", "ids"),
-    [
-        ((), (), ["real.txt"]),
-        ((), ("real.txt",), ["link.txt"]),
-        (("link*",), (), ["link.txt"]),
-        ((), ("link.txt",), ["real.txt"]),
-    ],
-)
-def test_a_link_to_a_file_that_is_read(
-    include: tuple[str, ...], exclude: tuple[str, ...], ids: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "real.txt").write_text("text")
-    (tmp_path / "link.txt").symlink_to("real.txt")
-    found = read_documents(str(tmp_path), selection=FileSelection(include=include, exclude=exclude), skipped=Skipped())
-    assert [one.id for one in found] == ids
-
-
-@pytest.mark.parametrize(
-    ("paths", "patterns"),
-    [
-        (["f/index.html", "f/_sources/index.rst.txt", "f/_sources/other.rst.txt"], {"_sources/": 1}),
-        (["f/a/b.html", "f/_sources/a/b.md.txt", "f/_sources/a/b.ipynb"], {"_sources/": 1}),
-        (["f/a.html", "f/a.md", "f/b.md", "f/c.htm", "f/c.md"], {"*.md": 2}),
-        (["f/a.html", "f/b.txt", "f/sub/a.txt"], {}),
-    ],
-)
-def test_texts_beside_pages(paths: list[str], patterns: dict[str, int]) -> None:
-    assert texts_beside_pages(paths) == patterns
-
-
-@pytest.mark.parametrize(
     ("record", "identifier", "title"),
     [
         ({"id": ""}, "1", ""),
@@ -158,27 +126,6 @@ def test_the_title_of_front_matter(tmp_path: Path) -> None:
     (tmp_path / "x.md").write_text("---\ntitle: true\ndraft: true\n---\ntext")
     document = only(tmp_path / "x.md")
     assert (document.title, document.metadata) == ("true", {"draft": True})
-
-
-@pytest.mark.parametrize("kind", ["plain", "html"])
-@pytest.mark.parametrize(
-    ("charset", "content", "text"),
-    [
-        ("klingon", "café".encode(), "café"),
-        ("klingon", b"caf\xe9 au lait", "caf\N{REPLACEMENT CHARACTER} au lait"),
-        ("rot13", "café".encode(), "café"),
-        ("undefined", "café".encode(), "café"),
-        ('"x\0y"', "café".encode(), "café"),
-        ("us-ascii", "café".encode(), "café"),
-        ("", "café".encode(), "café"),
-        ("utf-8", b"caf\xe9 au lait", "caf\N{REPLACEMENT CHARACTER} au lait"),
-        ("iso-8859-1", b"caf\xe9", "café"),
-    ],
-)
-def test_messages_of_any_charset(charset: str, content: bytes, text: str, kind: str, tmp_path: Path) -> None:
-    head = f"Subject: =?klingon?q?hi=E9?=\nContent-Type: text/{kind}; charset={charset}\n\n".encode()
-    (tmp_path / "x.eml").write_bytes(head + content)
-    assert only(tmp_path / "x.eml").text == text
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ LM = f"--lm {MODEL}"
         (f"{LM} --index plain={{index}}", "", "no index can be called plain, which is the model without"),
         (f"{LM} --max-length 2000", "", "is beyond the 1024 tokens that ralm-tiny can read"),
         (f"{LM} --settings none.toml", "", "none.toml does not exist"),
-        (f"{LM} --settings /dev/zero", "", "/dev/zero is a device, not a file"),
+        (f"{LM} --settings /dev/zero", "", "/dev/zero is a pipe or a device, not a file"),
         (LM, "lm = ", "is not a file of settings"),
         (LM, "strid = 4", "sets strid, which is no option of `ralm serve`: correct or remove it."),
         (LM, "settings = 'x'", "sets settings, which is no option"),

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from ralm.answering.options import CHAT_ANSWER, AnswerOptions
-from ralm.corpus.files import read_utf8
+from ralm.corpus.files import whole_text
 from ralm.errors import ChatError, InputError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template, last_of_user
 from ralm.protocols import Reader, Tokenizer
@@ -325,7 +325,7 @@ def open_prompt(text: Path | str) -> QuestionPrompt:
         content = files("ralm.answering").joinpath("prompt_files", f"{name}{_SUFFIX}").read_text("utf-8")
         return replace(_parsed(content, name), name=name)
     if file.suffix == _SUFFIX:
-        return replace(_parsed(read_utf8(file, InputError), name), name=file.name)
+        return replace(_parsed(whole_text(file, InputError), name), name=file.name)
     raise InputError(f"{name} is unknown: give one of {', '.join(PROMPTS)} or a {_SUFFIX} file.")
 
 

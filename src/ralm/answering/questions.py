@@ -23,7 +23,7 @@ from pydantic import BaseModel, BeforeValidator, Field, StrictInt, ValidationErr
 from ralm.answering.options import QuestionFields
 from ralm.answering.prompts import LETTERS
 from ralm.corpus import documents, files, folder
-from ralm.corpus.formats import arrow, json_records, tables
+from ralm.corpus.formats import arrow, records
 from ralm.errors import CorpusError, InputError, UsageError
 from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.validation import check_strings
@@ -193,7 +193,7 @@ def _with_line_feeds(value: Any) -> Any:
 
 def _json_records(path: Path) -> Iterator[_Record]:
     """Yield the records of an array (DPR), or of SQuAD's articles."""
-    for where, record in json_records.records_of_json(path):
+    for where, record in records.records_of_json(path):
         if isinstance(articles := record.get("data"), list):
             yield from _squad(path, articles)
         else:
@@ -249,7 +249,7 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
     while True:
         where = f"{path}, line {reader.line_num + 1}"
         try:
-            row = tables.next_row(reader)
+            row = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
@@ -259,7 +259,7 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
 
 
 _READERS: Final[Mapping[str, Callable[[Path], Iterator[_Record]]]] = {
-    ".jsonl": json_records.records_of_lines,
+    ".jsonl": records.records_of_lines,
     ".json": _json_records,
     ".tsv": _table_records,
     _TABLE: _csv_records,

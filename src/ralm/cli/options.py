@@ -14,7 +14,7 @@ from typing import Annotated, Final, TypeVar
 from ralm.cli.flags import UserFlags
 from ralm.cli.process import print_note
 from ralm.corpus.documents import Skipped
-from ralm.corpus.files import BYTE_ORDER_MARK, decode, line_feeds, read_text
+from ralm.corpus.files import decode, line_feeds, read_text
 from ralm.errors import InputError, UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
@@ -54,9 +54,7 @@ Model = Annotated[ModelOptions, LM_ARGS]
 ModelName = Annotated[str, Option(LM)]
 SkipBad = Annotated[bool, SKIP_BAD]
 SkippedFile = Annotated[Path | None, Option("File to write with all that is skipped, and why, as JSON Lines.")]
-KINDS: Final = (
-    "text, Markdown, YAML, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX, XLSX, PPTX, notebooks, e-mail"
-)
+KINDS: Final = "text, Markdown, YAML, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX, XLSX, PPTX, notebooks"
 """The kinds of files that are documents."""
 _JSON_LINES: Final = ".jsonl"
 _HasQueryTokens = TypeVar("_HasQueryTokens", plan.PlanOptions, sampling.GenerationOptions, ExampleOptions)
@@ -106,7 +104,7 @@ def read_input(text: str | None, file: Path | None, what: str) -> list[str]:
         return [line_feeds(text)]
     if sys.stdin is None:
         raise UsageError(f"there is no standard input: give the {what} as an argument.")
-    content = decode(sys.stdin.buffer.read(), "standard input", InputError).removeprefix(BYTE_ORDER_MARK)
+    content = decode(sys.stdin.buffer.read(), "standard input", InputError)
     return [line_feeds(content).rstrip("\n")]
 
 

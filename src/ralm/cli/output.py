@@ -133,8 +133,6 @@ def print_index(out: Path, manifest: Manifest, removals: "Removals", skipped: "S
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
     for line in skipped.lines():
         print_line(f"left out: {one_line(line)}")
-    for pattern, count in skipped.beside.items():
-        print_line(f"pages with their text in another file: {count:,}; leave it out with --exclude '{pattern}'")
 
 
 def print_sync(index: Path, before: "Index", changes: "Changes", manifest: Manifest, *, examples: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import typer
 
 from ralm.cli.process import print_note
-from ralm.corpus.files import read_utf8
+from ralm.corpus.files import whole_text
 from ralm.errors import InputError, UsageError
 
 WITH_SETTINGS: Final = ("eval", "generate", "ask", "serve")
@@ -28,7 +28,7 @@ def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
     command: Any = context.command
     options, values, unused = _options(command), {}, []
     try:
-        settings = tomllib.loads(read_utf8(file, InputError))
+        settings = tomllib.loads(whole_text(file, InputError))
     except ValueError as error:
         raise UsageError(f"{file} is not a file of settings: {error}.") from None
     for key, value in settings.items():

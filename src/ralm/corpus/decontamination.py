@@ -16,7 +16,7 @@ from typing import Annotated, Final
 from pydantic import JsonValue
 
 from ralm.corpus.documents import Fields
-from ralm.corpus.files import read_utf8
+from ralm.corpus.files import whole_text
 from ralm.corpus.plain import plain_text
 from ralm.corpus.sources import read_texts
 from ralm.corpus.words import bare_words, placed_bare_words, readings_of
@@ -210,7 +210,7 @@ def read_titles(path: Path) -> list[str]:
 
 def read_lines(path: Path, what: str, normal: Callable[[str], str] = str.strip) -> list[str]:
     """Return the lines of a file that are not empty after `normal`; CorpusError, naming `what`, if there are none."""
-    lines = [line for line in read_utf8(path).splitlines() if normal(line)]
+    lines = [line for line in whole_text(path).splitlines() if normal(line)]
     if not lines:
         raise CorpusError(f"{path} holds no {what}; write one per line.")
     return lines

@@ -30,8 +30,7 @@ NOT_CHOSEN: Final = "files that the patterns leave out"
 HIDDEN: Final = "hidden files and folders"
 NOT_JSON: Final = "fields of metadata that JSON cannot hold"
 _EXAMPLES_KEPT: Final = 5
-_KINDS_COUNTED: Final = 20
-_OTHER_KINDS: Final = "other"
+_KINDS_LISTED: Final = 20
 _SHOWN: Final = 3
 
 SKIP_ADVICE: Final = " Fix it, or skip such lines with `skip_bad=True`."
@@ -96,8 +95,6 @@ class Skipped:
     listing: TextIO | None = None
     latest: dict[str, str] = field(default_factory=dict)
     """The latest example of each reason."""
-    beside: Counter[str] = field(default_factory=Counter)
-    """The texts that pages are made of and that lie beside them, by the pattern that leaves them out."""
 
     def add(self, reason: str, example: str, count: int = 1) -> None:
         """Count so many more for this reason; equal examples are kept once."""
@@ -109,11 +106,6 @@ class Skipped:
         if len(kept) < _EXAMPLES_KEPT and example not in kept:
             kept.append(example)
 
-    def add_unknown(self, name: str, suffix: str) -> None:
-        """Count a file of an unknown kind."""
-        self.add(UNKNOWN, name)
-        self._add_kind(suffix, 1)
-
     def since(self, before: Counter[str]) -> list[tuple[str, str, int]]:
         """Return the reasons counted since `before`, each with its latest example and number, but for `NOT_JSON`."""
         more = (self.counts - before).items()
@@ -122,39 +114,32 @@ class Skipped:
     def merge(self, other: "Skipped") -> None:
         """Add what was skipped in another part of the corpus."""
         self.counts += other.counts
+        self.kinds += other.kinds
         for reason, examples in other.examples.items():
             kept = self.examples.setdefault(reason, [])
             kept += [example for example in examples if example not in kept][: _EXAMPLES_KEPT - len(kept)]
-        for suffix, count in other.kinds.items():
-            self._add_kind(suffix, count)
-        self.beside += other.beside
 
     def lines(self) -> list[str]:
         """Return a line for each reason, with the count and the first examples, to be shown to a user."""
+        kinds = [f"{suffix or 'without suffix'} {count:,}" for suffix, count in self.kinds.most_common(_SHOWN)]
+        of_kinds = f" ({', '.join(kinds)}{', ...' if len(self.kinds) > _SHOWN else ''})"
         return [
-            f"{reason}: {count:,}{self._kinds(reason)}, such as {'; '.join(self.examples[reason][:_SHOWN])}"
+            f"{reason}: {count:,}{of_kinds if reason == UNKNOWN else ''}, "
+            f"such as {'; '.join(self.examples[reason][:_SHOWN])}"
             for reason, count in self.counts.items()
         ]
 
     def as_json(self) -> dict[str, JsonValue]:
         """For each reason the count and the first examples; for unknown kinds also the counts by suffix."""
+        kinds: JsonValue = dict(self.kinds.most_common(_KINDS_LISTED))
         return {
             reason: {
                 "count": count,
                 "examples": [*self.examples[reason]],
-                **({"kinds": dict(self.kinds)} if reason == UNKNOWN else {}),
+                **({"kinds": kinds} if reason == UNKNOWN else {}),
             }
             for reason, count in self.counts.items()
         }
-
-    def _add_kind(self, suffix: str, count: int) -> None:
-        self.kinds[suffix if suffix in self.kinds or len(self.kinds) < _KINDS_COUNTED else _OTHER_KINDS] += count
-
-    def _kinds(self, reason: str) -> str:
-        if reason != UNKNOWN:
-            return ""
-        kinds = [f"{suffix or 'without suffix'} {count:,}" for suffix, count in self.kinds.most_common(_SHOWN)]
-        return f" ({', '.join(kinds)}{', ...' if len(self.kinds) > _SHOWN else ''})"
 
 
 class DocumentBuilder:

@@ -10,12 +10,12 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ralm.errors import CorpusError, InputError, TextError, UsageError
 from ralm.storage.remote import FilePath
@@ -29,21 +29,9 @@ _MARKS: Final = (
     (codecs.BOM_UTF16_LE, "UTF-16"),
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
-_KINDS: Final = (
-    (stat.S_ISDIR, "folder"),
-    (stat.S_ISFIFO, "pipe"),
-    (stat.S_ISSOCK, "socket"),
-    (stat.S_ISCHR, "device"),
-    (stat.S_ISBLK, "device"),
-)
 _BYTES_EXAMINED: Final = 4096
-_BYTES_GUESSED: Final = 1 << 16
-_NO_GUESSES: Final = ["utf_7", "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le"]
+_BLOCK: Final = 1 << 16
 _SEVEN_BITS: Final = ("iso2022", "hz", "utf-7")
-WESTERN: Final = "cp1252"
-"""Windows-1252, which most tables of Western Europe that are not UTF-8 are in."""
-_HTML: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!doctype html|<html)[\s>]", re.IGNORECASE)
-_CONTROL: Final = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 GZIP: Final = ".gz"
 _MAX_DOCUMENT: Final = 1 << 28  # bytes of a file that is one document, unpacked
@@ -55,53 +43,84 @@ _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 def open_file(path: FilePath, error: type[InputError] = CorpusError) -> Iterator[io.BufferedReader]:
     """Open a file for reading bytes; `error` if it is missing, no file, or unreadable, also within the block."""
     try:
-        if isinstance(path, Path):
-            mode = path.stat().st_mode
-            for is_kind, kind in _KINDS:
-                if is_kind(mode):
-                    raise error(f"{path} is a {kind}, not a file; write its content to a file first.")
+        if isinstance(path, Path) and not stat.S_ISREG(mode := path.stat().st_mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+            raise error(f"{path} is {kind}, not a file; write its content to a file first.")
         with path.open("rb") as stream:
             yield stream
     except FileNotFoundError:
-        linked = isinstance(path, Path) and path.is_symlink()
-        raise error(f"{path} {'is a link to a file that does' if linked else 'does'} not exist.") from None
+        raise error(f"{path} does not exist.") from None
     except OSError as cause:
         raise error(f"{path} cannot be read: {cause.strerror or cause}.") from None
 
 
+@contextmanager
+def unpacked(path: FilePath, error: type[InputError] = CorpusError) -> Iterator[io.BufferedReader | gzip.GzipFile]:
+    """Open a file for reading, unpacked if it is gzipped; `error` if it is empty or unreadable."""
+    with open_file(path, error) as stream:
+        if os.fstat(stream.fileno()).st_size == 0:
+            raise error(f"{path} is empty.")
+        try:
+            if not path.name.lower().endswith(GZIP):
+                yield stream
+            else:
+                with gzip.GzipFile(fileobj=stream, mode="rb") as unpacking:
+                    yield unpacking
+        except (EOFError, gzip.BadGzipFile, zlib.error) as cause:
+            raise error(f"{path} is damaged and cannot be unpacked completely: {cause}") from None
+
+
+def content_of(path: FilePath, error: type[InputError] = CorpusError) -> bytes:
+    """Return the bytes of a file, gzip unpacked; `error` if it is empty, unreadable or too large."""
+    with unpacked(path, error) as stream:
+        content = stream.read(_MAX_DOCUMENT + 1)
+    if len(content) > _MAX_DOCUMENT:
+        raise error(f"{path} has more than {_MAX_DOCUMENT >> 20:,} MiB; split it.")
+    return content
+
+
+def whole_text(path: FilePath, error: type[InputError] = CorpusError, encoding: str | None = None) -> str:
+    """Return the text of a file, gzip unpacked, with line feeds; `error` if it is empty, unreadable or too large."""
+    return line_feeds(decode(content_of(path, error), str(path), error, encoding=encoding))
+
+
 def read_text(path: Path) -> str:
     """Return a text to evaluate, without a byte order mark and with line feeds; TextError if it cannot be one."""
-    text = read_utf8(path, TextError)
+    text = whole_text(path, TextError)
     if not text.strip():
         raise TextError(f"{path} is empty.")
     return text
 
 
-def text_pieces(path: FilePath, size: int, encoding: str | None = None) -> Iterator[str]:
-    """Yield the text of a file in pieces of about `size` bytes, without a byte order mark; no character is cut."""
-    offset, rest, block = 0, b"", b"-"
-    with _as_utf8(path, encoding) as stream:
-        while block:
-            block = stream.read(size)
-            content = rest + block
-            try:
-                text, used = codecs.utf_8_decode(content, "strict", not block)
-            except UnicodeDecodeError as bad:
-                raise _not_decoded(content, bad, "utf-8", str(path), CorpusError, offset) from None
-            yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
-            offset, rest = offset + used, content[used:]
+def lines_of(path: FilePath, encoding: str | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file, gzip unpacked, each with its number (from 1), to be checked by `utf8_line`.
+
+    A lone carriage return ends a line if no line feed stands at the beginning of the file.
+    """
+    with unpacked(path) as stream:
+        beginning = stream.peek(_BYTES_EXAMINED)
+        other = _unicode_encoding(beginning) or (encoding if encoding and not _is_utf8(path) else None)
+        newline = None if b"\r" in beginning and b"\n" not in beginning else "\n"
+        errors = "strict" if other else "surrogateescape"
+        text = io.TextIOWrapper(stream, other or "utf-8", errors, newline)
+        try:
+            for number, line in enumerate(iter(partial(text.readline, _MAX_LINE), ""), 1):
+                if len(line) == _MAX_LINE:
+                    raise CorpusError(f"{path}, line {number} is longer than {_MAX_LINE >> 20:,} MiB; split it.")
+                yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+        except UnicodeDecodeError as bad:
+            raise CorpusError(f"{path} is not {other}: {bad.reason}.") from None
 
 
-def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
-    """Return the text of a file, without a byte order mark and with line feeds; `error` if it is unreadable."""
-    with open_file(path, error) as stream:
-        content = stream.read()
-    return line_feeds(decode(content, str(path), error).removeprefix(BYTE_ORDER_MARK))
-
-
-def whole_text(path: FilePath, error: type[InputError] = CorpusError, encoding: str | None = None) -> str:
-    """Return as `read_utf8` the text of a file that may be gzipped; CorpusError if it is empty or too large."""
-    return line_feeds(decode(content_of(path), str(path), error, encoding=encoding).removeprefix(BYTE_ORDER_MARK))
+def utf8_line(line: str, where: str, error: type[InputError] = CorpusError) -> str:
+    """Return a line of `lines_of`; `error`, naming `where`, if a byte of it is not UTF-8."""
+    try:
+        line.encode()
+    except UnicodeEncodeError as bad:
+        raise error(
+            f"{where} is not UTF-8: it has the byte 0x{ord(line[bad.start]) & 0xFF:02x}.{_advice(error)}"
+        ) from None
+    return line
 
 
 def line_feeds(text: str) -> str:
@@ -109,46 +128,19 @@ def line_feeds(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def decode(
-    content: bytes, where: str, error: type[InputError] = CorpusError, *, offset: int = 0, encoding: str | None = None
-) -> str:
-    """Return bytes of the file `where` as text; they begin at byte `offset`, in `encoding` if they are not Unicode."""
-    detected = None if offset else _other_encoding(content)
-    *before, last = [detected] if detected else ["utf-8", *filter(None, [encoding])]
-    for name in before:
-        with suppress(UnicodeDecodeError):
-            return content.decode(name)
+def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *, encoding: str | None = None) -> str:
+    """Return bytes as text without a byte order mark, in `encoding` if they are not Unicode; `error` names `where`."""
+    other = _unicode_encoding(content) or (encoding if encoding and not _decodes([content]) else None)
     try:
-        return content.decode(last)
+        return content.decode(other or "utf-8").removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as bad:
-        raise _not_decoded(content, bad, last, where, error, offset) from None
+        byte = f"byte {bad.start:,} is 0x{content[bad.start]:02x}"
+    raise error(f"{where} is not {other or 'UTF-8'}: {byte}.{'' if other else _advice(error)}")
 
 
-def _not_decoded(
-    content: bytes, bad: UnicodeDecodeError, name: str, where: str, error: type[InputError], offset: int
-) -> InputError:
-    """Return the error that content is not of an encoding, with a likely one unless it is far within a file."""
-    byte = f"byte {offset + bad.start:,} is 0x{content[bad.start]:02x}"
-    if name != "utf-8":
-        return error(f"{where} is not {name}: {byte}.")
-    begin = content.rfind(b"\n", 0, bad.start) + 1
-    guess = likely_encoding(content[begin : begin + _BYTES_GUESSED]) if offset < _BYTES_GUESSED else None
-    perhaps = f" It may be {guess}." if guess else ""
-    advice = "Name its `encoding`, or convert" if error is CorpusError else "Convert"
-    return error(f"{where} is not UTF-8: {byte}.{perhaps} {advice} it with iconv -f {guess or 'ENCODING'} -t utf-8.")
-
-
-def likely_encoding(content: bytes) -> str | None:
-    """Return the encoding that content which is not UTF-8 may be of; None if nothing fits."""
-    from charset_normalizer import from_bytes  # it takes a tenth of a second
-
-    matches = from_bytes(content, cp_exclusion=_NO_GUESSES)
-    best = matches.best()
-    if best is None:
-        return None
-    same = (match for match in matches if match.coherence >= best.coherence)
-    is_western = any(WESTERN in (match.encoding, *match.could_be_from_charset) for match in same)
-    return WESTERN if is_western else best.encoding
+def _advice(error: type[InputError]) -> str:
+    name = " Name its `encoding`, or convert" if error is CorpusError else " Convert"
+    return f"{name} it with iconv -f ENCODING -t utf-8."
 
 
 def check_encoding(name: str) -> None:
@@ -164,58 +156,23 @@ def check_encoding(name: str) -> None:
         )
 
 
-class _Recoded(io.RawIOBase):
-    """The text of a stream, which is of some encoding, as UTF-8 with line feeds."""
-
-    def __init__(self, stream: io.BufferedReader | gzip.GzipFile, encoding: str, where: str) -> None:
-        self._stream = stream
-        self._where = f"{where} is not {encoding}"
-        self._decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
-        self._decoded = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        room, block = memoryview(buffer).cast("B"), b"-"
-        while block and not self._decoded:
-            block = self._stream.read(len(room))
-            try:
-                self._decoded = self._decoder.decode(block, final=not block).encode()
-            except UnicodeDecodeError as bad:
-                raise CorpusError(f"{self._where}: {bad.reason}.") from None
-        count = min(len(room), len(self._decoded))
-        room[:count], self._decoded = self._decoded[:count], self._decoded[count:]
-        return count
-
-
-@contextmanager
-def _as_utf8(path: FilePath, encoding: str | None) -> Iterator[io.BufferedReader | gzip.GzipFile]:
-    """Open a text file as bytes of UTF-8, gzip unpacked; lines that a lone carriage return ends get a line feed."""
-    with unpacked(path) as stream:
-        beginning = stream.peek(_BYTES_EXAMINED)
-        actual = _other_encoding(beginning)
-        if actual is None and encoding is not None and not _is_utf8(path):
-            actual = encoding
-        if actual is None and b"\r" in beginning and b"\n" not in beginning:
-            actual = "utf-8"
-        yield stream if actual is None else io.BufferedReader(_Recoded(stream, actual, str(path)))
-
-
 def _is_utf8(path: FilePath) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")()
     with unpacked(path) as stream:
-        try:
-            for block in iter(partial(stream.read, _BYTES_GUESSED), b""):
-                decoder.decode(block)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return False
+        return _decodes(iter(partial(stream.read, _BLOCK), b""))
+
+
+def _decodes(blocks: Iterable[bytes]) -> bool:
+    """Return whether blocks of bytes are UTF-8."""
+    try:
+        for _ in codecs.iterdecode(blocks, "utf-8"):
+            pass
+    except UnicodeDecodeError:
+        return False
     return True
 
 
-def _other_encoding(content: bytes) -> str | None:
-    """Return the encoding that the beginning of a file suggests, if it is not UTF-8."""
+def _unicode_encoding(content: bytes) -> str | None:
+    """Return the encoding that the beginning of a file tells, if it is UTF-16 or UTF-32."""
     for mark, name in _MARKS:
         if content.startswith(mark):
             return name
@@ -256,59 +213,3 @@ class File:
 def suffix_of(name: str) -> str:
     """Return the suffix of a file name in lower case, without .gz."""
     return os.path.splitext(name.lower().removesuffix(GZIP))[1]  # noqa: PTH122  (of a million names)
-
-
-def kind_of_content(path: Path) -> str:
-    """Return the suffix for a file without one, by its first bytes; .txt if it is unreadable, empty for other kinds."""
-    try:
-        with path.open("rb") as stream:
-            beginning = stream.read(_BYTES_EXAMINED)
-    except OSError:
-        return ".txt"
-    if beginning.startswith(b"%PDF-"):
-        return ".pdf"
-    if _HTML.match(beginning):
-        return ".html"
-    if beginning.startswith(tuple(mark for mark, _ in _MARKS)):
-        return ".txt"
-    try:
-        text = codecs.utf_8_decode(beginning, "strict", False)[0]
-    except UnicodeDecodeError:
-        return ""
-    return "" if _CONTROL.search(text) else ".txt"
-
-
-def lines_of(path: FilePath, encoding: str | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the lines of a file as UTF-8, each with its number (from 1) and byte offset; gzip is unpacked."""
-    offset = 0
-    with _as_utf8(path, encoding) as stream:
-        for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), b""), 1):
-            if len(line) == _MAX_LINE:
-                raise CorpusError(f"{path}, line {number} is longer than {_MAX_LINE >> 20:,} MiB; split it.")
-            yield number, offset, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            offset += len(line)
-
-
-def content_of(path: FilePath) -> bytes:
-    """Return the bytes of a file, gzip unpacked; CorpusError if it is unreadable or too large."""
-    with unpacked(path) as stream:
-        content = stream.read(_MAX_DOCUMENT + 1)
-    if len(content) > _MAX_DOCUMENT:
-        raise CorpusError(f"{path} has more than {_MAX_DOCUMENT >> 20:,} MiB; split it.")
-    return content
-
-
-@contextmanager
-def unpacked(path: FilePath) -> Iterator[io.BufferedReader | gzip.GzipFile]:
-    """Open a file for reading, unpacked if it is gzipped; CorpusError if it is empty or unreadable."""
-    with open_file(path) as stream:
-        if os.fstat(stream.fileno()).st_size == 0:
-            raise CorpusError(f"{path} is empty.")
-        try:
-            if not path.name.lower().endswith(GZIP):
-                yield stream
-            else:
-                with gzip.GzipFile(fileobj=stream, mode="rb") as unpacking:
-                    yield unpacking
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise CorpusError(f"{path} is damaged and cannot be unpacked completely: {error}") from None

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
-import numpy as np
-
 from ralm.corpus import documents, folder
 from ralm.corpus.documents import DocumentBuilder, Fields, Skipped
 from ralm.corpus.file_table import FileTableWriter, KnownSource, paths_of, sha256_of
@@ -17,22 +15,18 @@ from ralm.corpus.files import GZIP, File, read_text
 from ralm.corpus.folder import ALL_FILES, FileSelection
 from ralm.corpus.formats import JSON_LINES, SUFFIXES, arrow, document_reader
 from ralm.errors import CorpusError, RalmWarning
-from ralm.records import ORIGIN, Document, IntArray
-from ralm.storage.remote import FilePath, RemoteFile, is_url, remote_file
+from ralm.records import ORIGIN, Document
+from ralm.storage.remote import FilePath, is_url, remote_file
 from ralm.terminal import path_text
 
 __all__ = ["Fields", "Skipped", "read_documents"]
 
-_IDS_AT_ONCE: Final = 1 << 16
-_MAX_IDS: Final = 1 << 23
+_IDS_KEPT: Final = 1 << 20
 _EXAMPLES: Final = 3
-_DIGITS: Final = 10
-"""Numbers of records with fewer digits have 32 bits."""
-_NUMBER: Final = (1 << 32) - 1
 
 
 class RepeatedIds:
-    """Counts the documents whose id an earlier document has, among the first 8,388,608, in 16 bytes a document.
+    """Counts the documents whose id is among the first million different ids and was seen before.
 
     Consecutive documents with one id are one document in parts, such as the pages of a PDF file.
     """
@@ -40,26 +34,25 @@ class RepeatedIds:
     def __init__(self) -> None:
         self.count = 0
         self.examples: dict[str, str] = {}
-        """The first ids of several documents, and where two of these are."""
+        """The first ids of several documents, each with the place of a later one."""
         self._last: str | None = None
-        self._waiting: list[tuple[str, str]] = []
-        self._files: dict[str, int] = {}
-        self._seen: IntArray = np.zeros(0, dtype=np.int64)
-        """The hashes of all ids so far, sorted; two ids of 8 million share one by chance once in a million corpora."""
-        self._places: IntArray = np.zeros(0, dtype=np.int64)
-        """Where each record is: the number of its file, and in the last 32 bits its own from 1; 0 if it is unknown."""
+        self._hashes: set[int] = set()
 
     def add(self, document: Document) -> None:
         """Count the id of the next document."""
-        if document.id != self._last:
-            self._last = document.id
-            self._waiting.append((document.id, str(document.metadata.get(ORIGIN, ""))))
-            if len(self._waiting) >= _IDS_AT_ONCE:
-                self._compare()
+        if document.id == self._last:
+            return
+        self._last = document.id
+        if hash(document.id) in self._hashes:
+            self.count += 1
+            if len(self.examples) < _EXAMPLES:
+                place = document.metadata.get(ORIGIN)
+                self.examples.setdefault(document.id, f"{document.id} (again at {place})" if place else document.id)
+        elif len(self._hashes) < _IDS_KEPT:
+            self._hashes.add(hash(document.id))
 
     def warn(self) -> None:
         """Give a RalmWarning if several documents share an id."""
-        self._compare()
         if self.count:
             warnings.warn(
                 f"several documents share an id, such as {'; '.join(self.examples.values())} ({self.count:,} have that "
@@ -67,36 +60,6 @@ class RepeatedIds:
                 RalmWarning,
                 stacklevel=3,
             )
-
-    def _compare(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        if len(self._seen) >= _MAX_IDS or not waiting:
-            return
-        places = np.fromiter((self._packed(origin) for _, origin in waiting), np.int64, len(waiting))
-        hashes = np.fromiter((hash(identifier) for identifier, _ in waiting), np.int64, len(waiting))
-        before = len(self._seen)
-        every, every_place = np.concatenate([self._seen, hashes]), np.concatenate([self._places, places])
-        order = np.argsort(every, kind="stable")
-        every, every_place = every[order], every_place[order]
-        repeated = np.flatnonzero(np.append(False, every[1:] == every[:-1]) & (order >= before))
-        self.count += len(repeated)
-        for row in repeated[np.argsort(order[repeated])].tolist():
-            if len(self.examples) == _EXAMPLES:
-                break
-            identifier = waiting[order[row] - before][0]
-            two = [self._unpacked(int(place), identifier) for place in every_place[row - 1 : row + 1]]
-            where = f" ({' and '.join(two)})" if any(place != identifier for place in two) else ""
-            self.examples.setdefault(identifier, f"{identifier}{where}")
-        self._seen, self._places = every, every_place
-
-    def _packed(self, origin: str) -> int:
-        file, _, number = origin.rpartition(":")
-        if not (number.isdecimal() and len(number) < _DIGITS):
-            return 0
-        return self._files.setdefault(file, len(self._files)) << 32 | int(number) + 1
-
-    def _unpacked(self, place: int, identifier: str) -> str:
-        return f"{[*self._files][place >> 32]}:{(place & _NUMBER) - 1}" if place else identifier
 
 
 class Source(NamedTuple):
@@ -223,21 +186,21 @@ def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES, li
     if is_url(source):
         if remote := remote_file(source):
             return single(_single_file(remote, begin, prefix, selection))
-        behind = list(folder.files_behind_url(source, begin, skipped, selection))
-        _check_extras({file.suffix for file in behind})
-        return Source(source, iter(behind), True, skipped)
-    if not path.exists() and not path.is_symlink():
+        files = list(folder.files_behind_url(source, begin, skipped, selection))
+    elif not path.exists() and not path.is_symlink():
         raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
-    if any((path / saved).is_file() for saved in (folder.SAVED_DATASET, folder.SAVED_SPLITS)):
+    elif any((path / saved).is_file() for saved in folder.SAVED):
         return single(File(path, begin or path_text(path.absolute().name), prefix, dataset=source))
-    if not path.is_dir():
+    elif not path.is_dir():
         return single(_single_file(path, begin, prefix, selection))
-    below = list(folder.files_below(source, skipped, selection))
-    skipped.beside += folder.texts_beside_pages(entry.path for entry in below)
-    _check_extras({entry.suffix for entry in below if not entry.is_dataset})
-    if dataset := next((entry for entry in below if entry.is_dataset), None):
-        arrow.check_datasets(dataset.path)
-    return Source(source, (_file_below(path, entry, begin, selection.encoding) for entry in below), True, skipped)
+    else:
+        files = []
+        for name, suffix in folder.files_below(source, skipped, selection):
+            below = path_text(Path(begin, Path(name).relative_to(path)).as_posix())
+            files.append(File(Path(name), below, f"{below}:", suffix=suffix, encoding=selection.encoding))
+    for suffix in sorted({file.suffix for file in files}):
+        document_reader(suffix)  # raises MissingExtraError
+    return Source(source, iter(files), True, skipped)
 
 
 def known_source(source: str, *, in_ids: bool) -> KnownSource:
@@ -248,25 +211,14 @@ def known_source(source: str, *, in_ids: bool) -> KnownSource:
     return KnownSource(name=name, path=str(Path(source).absolute()), ids=path_text(Path(source)) if in_ids else "")
 
 
-def _check_extras(suffixes: set[str]) -> None:
-    for suffix in sorted(suffixes):
-        document_reader(suffix)  # raises MissingExtraError
-
-
 def _single_file(path: FilePath, begin: str, prefix: str, selection: FileSelection) -> File:
-    suffix = selection.suffix(path.name, path if isinstance(path, Path) and path.is_file() else None)
+    suffix = selection.suffix(path.name)
     if not suffix:
-        other = "a folder of an object store" if isinstance(path, RemoteFile) else "a folder"
-        kinds = ", ".join(SUFFIXES)
-        raise CorpusError(f"{path} is of an unknown type; give {other}, a file that ends in {kinds}, or hf:NAME.")
+        raise CorpusError(
+            f"{path} is of an unknown type; give a folder, a file that ends in {', '.join(SUFFIXES)}, or hf:NAME, or "
+            "name a type with `read_as`."
+        )
     return File(path, begin or path_text(path.name), prefix, suffix=suffix, encoding=selection.encoding)
-
-
-def _file_below(root: Path, entry: folder.Found, begin: str, encoding: str | None) -> File:
-    path = Path(entry.path)
-    name = path_text(Path(begin, path.relative_to(root)).as_posix())
-    dataset = entry.path if entry.is_dataset else None
-    return File(path, name, f"{name}:", dataset=dataset, suffix=entry.suffix, encoding=encoding)
 
 
 def fingerprint_of(sources: Sequence[str]) -> str:

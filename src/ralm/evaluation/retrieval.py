@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus import files
-from ralm.corpus.formats.json_records import records_of_lines
+from ralm.corpus.formats.records import records_of_lines
 from ralm.errors import InputError, UsageError, extra
 from ralm.evaluation import RETRIEVAL_MEASURES, intervals
 from ralm.evaluation.intervals import Column, UnitTable
@@ -134,9 +134,9 @@ def write_run_file(path: Path | str, run: RetrievalRun, tag: str = "ralm") -> No
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    for number, _, line in files.lines_of(path):
+    for number, line in files.lines_of(path):
         where = f"{path}, line {number}"
-        text = files.decode(line, where, InputError).rstrip("\r\n")
+        text = files.utf8_line(line, where, InputError).rstrip("\r\n")
         if text.strip():
             yield where, text
 

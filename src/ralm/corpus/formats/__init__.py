@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ralm.corpus.documents import DocumentBuilder
 from ralm.corpus.files import File
-from ralm.errors import MissingExtraError
+from ralm.errors import extra
 from ralm.records import Document
 
 DocumentReader: TypeAlias = Callable[[File, DocumentBuilder], Iterator[Document]]
@@ -17,32 +17,32 @@ DocumentReader: TypeAlias = Callable[[File, DocumentBuilder], Iterator[Document]
 
 
 class _Format(NamedTuple):
-    """A format: the function that reads it, and the package that this needs, with its name in Python."""
+    """A format: the function that reads it, and the package of the extra `files` that this needs."""
 
     suffixes: tuple[str, ...]
     module: str
     function: str
     gzip: bool = True
-    package: tuple[str, str] | None = None
+    package: str | None = None
 
 
 JSON_LINES: Final = (".jsonl", ".ndjson")
 _FORMATS: Final = (
     _Format((".txt", ".text", ".md", ".markdown", ".rst", ".yaml", ".yml"), "text", "text_documents"),
-    _Format(JSON_LINES, "json_records", "jsonl_documents"),
-    _Format((".json",), "json_records", "json_documents"),
-    _Format((".tsv",), "tables", "tsv_documents"),
-    _Format((".csv",), "tables", "csv_documents"),
+    _Format(JSON_LINES, "records", "jsonl_documents"),
+    _Format((".json",), "records", "json_documents"),
+    _Format((".tsv",), "records", "tsv_documents"),
+    _Format((".csv",), "records", "csv_documents"),
     _Format((".parquet",), "arrow", "parquet_documents", gzip=False),
-    _Format((".html", ".htm", ".xhtml"), "html", "html_documents", package=("turbohtml", "turbohtml")),
-    _Format((".pdf",), "pdf", "pdf_documents", gzip=False, package=("pypdf", "pypdf")),
-    _Format((".docx",), "docx", "docx_documents", gzip=False, package=("lxml", "lxml")),
-    _Format((".xlsx",), "office", "sheet_documents", gzip=False, package=("openpyxl", "openpyxl")),
-    _Format((".pptx",), "office", "slide_documents", gzip=False, package=("python-pptx", "pptx")),
+    _Format((".html", ".htm", ".xhtml"), "html", "html_documents", package="turbohtml"),
+    _Format((".pdf",), "pdf", "pdf_documents", gzip=False, package="pypdf"),
+    _Format((".docx",), "office", "docx_documents", gzip=False, package="lxml"),
+    _Format((".xlsx",), "office", "sheet_documents", gzip=False, package="openpyxl"),
+    _Format((".pptx",), "office", "slide_documents", gzip=False, package="pptx"),
     _Format((".ipynb",), "text", "notebook_documents"),
-    _Format((".eml",), "mail", "mail_documents", package=("turbohtml", "turbohtml")),
 )
 _BY_SUFFIX: Final = {suffix: form for form in _FORMATS for suffix in form.suffixes}
+_PACKAGES: Final = tuple(form.package for form in _FORMATS if form.package)
 SUFFIXES: Final = tuple(_BY_SUFFIX)
 """The suffixes of all known formats. Most may be followed by .gz."""
 
@@ -56,14 +56,8 @@ def is_known(suffix: str, *, gzipped: bool) -> bool:
 def document_reader(suffix: str) -> DocumentReader:
     """Return the reader of files with a known suffix; MissingExtraError if its package is not installed."""
     form = _BY_SUFFIX[suffix]
-    try:
+    with extra("files", f"reading {suffix} files needs", _PACKAGES):
         if form.package is not None:
-            import_module(form.package[1])
+            import_module(form.package)
         reader: DocumentReader = getattr(import_module(f"{__name__}.{form.module}"), form.function)
-    except ModuleNotFoundError as error:
-        if form.package is None or error.name != form.package[1]:
-            raise
-        raise MissingExtraError(
-            f"reading {suffix} files needs the package {form.package[0]}: pip install 'ralm[files]'."
-        ) from None
     return reader

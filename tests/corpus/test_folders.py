@@ -1,16 +1,20 @@
-"""Folders and Hugging Face datasets: files of every kind are read, in order; skipped ones are named."""
+"""Folders and Hugging Face datasets: the files that are chosen are read, in order; skipped ones are named."""
 
+import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict
 
 from ralm.corpus.documents import BROKEN_LINES, EMPTY_FILES, HIDDEN, LINKS, NO_TEXT, UNKNOWN
+from ralm.corpus.folder import FileSelection
 from ralm.corpus.sources import Fields, Skipped, read_documents
-from ralm.errors import CorpusError, MissingExtraError
+from ralm.errors import CorpusError, MissingExtraError, UsageError
 from ralm.records import ORIGIN, Document
+from tests.cli.program import done, ralm
 
 
 @pytest.fixture(autouse=True)
@@ -36,14 +40,6 @@ def test_ids_of_several_sources_begin_with_the_tidy_name_of_the_source(
         (tmp_path / "folder" / name).write_text("text")
     (tmp_path / "x.jsonl").write_text('{"text": "one"}\n')
     assert ids(source, "./x.jsonl") == ["folder/a/b.txt", "folder/a.txt", "x.jsonl:1"]
-
-
-def test_all_splits_of_a_saved_dataset_below_a_folder(tmp_path: Path) -> None:
-    splits = {split: Dataset.from_dict({"text": [f"of {split}"]}) for split in ("train", "test")}
-    DatasetDict(splits).save_to_disk(tmp_path / "folder" / "saved")
-    skipped = Skipped()
-    assert ids(tmp_path / "folder", skipped=skipped) == ["saved/test:0", "saved/train:0"]
-    assert not skipped.counts
 
 
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:
@@ -77,30 +73,12 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_kinds_and_examples_are_bounded() -> None:
-    skipped = Skipped()
-    for number in range(1000):
-        skipped.add_unknown(f"x.{number}", f".{number}")
-    assert skipped.counts == {UNKNOWN: 1000}
-    assert len(skipped.examples[UNKNOWN]) == 5
-    assert len(skipped.kinds) == 21
-    assert skipped.kinds.total() == 1000
-
-
 def test_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ralm.corpus.documents._EXAMPLES_KEPT", 100)
     folder, outside = tmp_path / "folder", tmp_path / "outside"
-    (folder / "sub").mkdir(parents=True)
-    (outside / "deeper").mkdir(parents=True)
-    (folder / ".store").mkdir()
-    for path in (
-        folder / "sub" / "a.txt",
-        outside / "b.txt",
-        outside / "deeper" / "c.txt",
-        folder / ".store" / "d.txt",
-        folder / "left.bin",
-    ):
-        path.write_text("text")
+    for path in ("sub/a.txt", ".store/d.txt", "left.bin", "../outside/b.txt", "../outside/deeper/c.txt"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("text")
     for name, target in {
         "1-outside": outside,
         "2-again": outside,
@@ -113,36 +91,30 @@ def test_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "9-file.txt": outside / "b.txt",
         "9-same.txt": outside / "b.txt",
         "9-within.txt": folder / "sub" / "a.txt",
-        "9-left.txt": folder / "left.bin",
         "9-hidden.txt": folder / ".store" / "d.txt",
         "loop.txt": folder / "loop.txt",
         "sub/up": folder,
     }.items():
         (folder / name).symlink_to(target)
     (outside / "back").symlink_to(folder)
+    (tmp_path / "link").symlink_to(folder)
     skipped = Skipped()
-    assert ids(folder, skipped=skipped) == [
-        "1-outside/b.txt",
-        "1-outside/deeper/c.txt",
-        "7-hidden/d.txt",
-        "9-file.txt",
-        "9-hidden.txt",
-        "9-left.txt",
-        "sub/a.txt",
-    ]
+    read = ["1-outside/b.txt", "1-outside/deeper/c.txt", "7-hidden/d.txt", "9-file.txt", "9-hidden.txt", "sub/a.txt"]
+    assert ids(tmp_path / "link") == read
+    assert ids(folder, skipped=skipped) == read
     assert skipped.counts == {HIDDEN: 1, LINKS: 11, UNKNOWN: 1}
     assert skipped.examples[LINKS] == [
-        f"{folder}/1-outside/back (leads to a folder that is read anyway)",
+        f"{folder}/1-outside/back (leads to what is read anyway)",
         f"{folder}/2-again (was read already)",
         f"{folder}/3-up (leads to a folder that contains it)",
-        f"{folder}/4-self (leads to a folder that contains it)",
-        f"{folder}/5-sub (leads to a folder that is read anyway)",
+        f"{folder}/4-self (leads to what is read anyway)",
+        f"{folder}/5-sub (leads to what is read anyway)",
         f"{folder}/6-nothing (a link to nothing)",
         f"{folder}/8-deeper (was read already)",
         f"{folder}/9-same.txt (was read already)",
-        f"{folder}/9-within.txt (leads to a file that is read anyway)",
+        f"{folder}/9-within.txt (leads to what is read anyway)",
         f"{folder}/loop.txt (a link to itself)",
-        f"{folder}/sub/up (leads to a folder that contains it)",
+        f"{folder}/sub/up (leads to what is read anyway)",
     ]
 
 
@@ -155,47 +127,31 @@ def test_every_source_is_looked_for_before_the_first_is_read(tmp_path: Path) -> 
         ids(tmp_path / "a.jsonl", tmp_path / "x.png")
 
 
-def test_a_folder_given_as_a_link(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "a.txt").write_text("text")
-    (tmp_path / "link").symlink_to(tmp_path / "folder")
-    assert ids(tmp_path / "link") == ["a.txt"]
-
-
 def test_pipes_in_a_folder_are_named_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     os.mkfifo(tmp_path / "b.txt")
     os.mkfifo(tmp_path / "pipe")
     skipped = Skipped()
     assert ids(tmp_path, skipped=skipped) == ["a.txt"]
-    assert "b.txt is a pipe, not a file" in "\n".join(skipped.lines())
+    assert "b.txt is a pipe or a device, not a file" in "\n".join(skipped.lines())
     assert skipped.counts[UNKNOWN] == 1
 
 
 @pytest.mark.parametrize(
     ("suffix", "module", "package"),
-    [("html", "turbohtml", "turbohtml"), ("pdf", "pypdf", "pypdf"), ("docx", "lxml", "lxml")],
+    [("html", "html", "turbohtml"), ("pdf", "pdf", "pypdf"), ("docx", "office", "lxml")],
 )
 def test_a_missing_package_is_said_before_anything_is_read(
     suffix: str, module: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / f"x.{suffix}").write_text("x")
-    monkeypatch.delitem(sys.modules, f"ralm.corpus.formats.{suffix}", raising=False)
-    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, f"ralm.corpus.formats.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
     says = rf"reading .{suffix} files needs the package {package}: pip install 'ralm\[files\]'"
     for source in (tmp_path, tmp_path / f"x.{suffix}"):
         with pytest.raises(MissingExtraError, match=says):
             next(read_documents(str(source)))
-
-
-def test_a_saved_dataset_below_a_folder_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "a.txt").write_text("text")
-    Dataset.from_dict({"text": ["one"]}).save_to_disk(tmp_path / "folder" / "saved")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtraError, match=r"reading .*saved needs the package datasets: pip install"):
-        next(read_documents(str(tmp_path / "folder")))
 
 
 def dataset(*texts: str) -> Dataset:
@@ -238,19 +194,74 @@ def test_a_folder_that_datasets_loads(tmp_path: Path) -> None:
         next(read_documents(f"hf:{tmp_path}:nosuch"))
 
 
-def test_a_name_that_is_none() -> None:
+def test_datasets_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for source in ("hf:", "hf::x", "hf:a:b:c:d"):
         with pytest.raises(CorpusError, match="names no dataset; write hf:NAME"):
             next(read_documents(source))
-
-
-def test_a_dataset_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(CorpusError, match="cannot read the dataset no-one/nothing: "):
         next(read_documents("hf:no-one/nothing"))
-
-
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'ralm\[datasets\]'"):
         next(read_documents("hf:x"))
+
+
+# ---- which files are read, and how
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a.txt", "notes.log", "README", "docs/b.md", "docs/build/c.html", "docs/build/d.md"):
+        path = tmp_path / "folder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"The whales sing in {name}.")
+    return tmp_path / "folder"
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        (FileSelection(), ["a.txt", "docs/b.md", "docs/build/c.html", "docs/build/d.md"]),
+        (FileSelection(include=("*.md",)), ["docs/b.md", "docs/build/d.md"]),
+        (FileSelection(include=("*.md", "/a.txt"), exclude=("build/",)), ["a.txt", "docs/b.md"]),
+        (FileSelection(exclude=("*", "!*.html")), ["docs/build/c.html"]),
+        (
+            FileSelection(include=("/*",), exclude=("docs",), read_as=(".log=.txt", "=.txt")),
+            ["README", "a.txt", "notes.log"],
+        ),
+    ],
+)
+def test_patterns(folder: Path, selection: FileSelection, expected: list[str]) -> None:
+    assert [one.id for one in read_documents(str(folder), skipped=Skipped(), selection=selection)] == expected
+
+
+def test_all_that_is_skipped_is_listed(folder: Path, tmp_path: Path) -> None:
+    for number in range(20):
+        (folder / f"{number}.exe").write_text("x")
+    (folder / "bad.jsonl").write_text('{"text": "one"}\n{"text": 2}\n')
+    done("index", folder, "--out", tmp_path / "index", "--skipped", tmp_path / "skipped.jsonl")
+    listed = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
+    assert Counter(one["reason"] for one in listed) == {UNKNOWN: 22, BROKEN_LINES: 1}
+    assert {"reason": UNKNOWN, "skipped": f"{folder}/notes.log"} in listed
+    done("sync", tmp_path / "index", "--skipped", tmp_path / "again.jsonl", "--dry-run")
+    assert len((tmp_path / "again.jsonl").read_text().splitlines()) == 23, "what is skipped in unchanged files, too"
+    missing = ralm("index", folder, "--out", tmp_path / "x", "--skipped", tmp_path / "no" / "file")
+    assert missing.err == f"ralm: {tmp_path}/no/file: No such file or directory\n"
+
+
+def test_bad_selections() -> None:
+    for bad in (".log", ".log=.exe", "log=.txt"):
+        with pytest.raises(UsageError, match="`read_as` must be like .log=.txt"):
+            FileSelection(read_as=(bad,))
+    for bad in ("\\", "!", "docs/\\"):
+        with pytest.raises(UsageError, match=r"patterns of .gitignore; correct this one: Invalid git pattern: '.+'\."):
+            FileSelection(exclude=(bad,))
+
+
+def test_sync_keeps_to_what_was_selected(folder: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    done("index", folder, "--include", "docs/", "--include", "*.log", "--read-as", ".log=.txt", "--out", index)
+    (folder / "more.log").write_text("Ducks swim.")
+    (folder / "more.txt").write_text("Geese fly.")
+    (folder / "notes.log").write_text("The whales dive.")
+    assert "1 added, 1 replaced, 0 removed, 3 unchanged" in done("sync", index).out
