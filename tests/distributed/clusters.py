@@ -14,7 +14,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from ralm.distributed.cluster import own_signals
+from ralm.distributed.workers import own_signals
 from tests.forked import Program, started
 
 ROOT = Path(__file__).parents[2]

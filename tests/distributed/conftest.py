@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-import ralm.distributed.cluster  # noqa: F401  # before Ray: it says what Ray shall not print
+import ralm.distributed.workers  # noqa: F401  # before Ray: it says what Ray shall not print
 from tests.distributed.clusters import cluster
 from tests.forked import prepare
 

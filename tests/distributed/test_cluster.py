@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.distributed.cluster import Requirements, connected
-from ralm.distributed.workers import worker_resources
+from ralm.distributed.workers import Requirements, connected, worker_resources
 from ralm.errors import ClusterError
 from tests.cli.program import ralm
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.cli import models as cli_models
-from ralm.distributed import encode
+from ralm.distributed import models
 from ralm.distributed.models import ClusterModel, ModelLoader
 from ralm.distributed.workers import WorkerPool, open_workers
 from ralm.errors import ClusterError, UsageError
@@ -44,7 +44,7 @@ def found(nodes: Any) -> Iterator[WorkerPool]:
 def shared(found: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands use these machines."""
     monkeypatch.setattr(cli_models, "open_machines", lambda *_: found)
-    monkeypatch.setattr(encode, "open_workers", lambda *_: nullcontext(found))
+    monkeypatch.setattr(models, "open_workers", lambda *_: nullcontext(found))
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_recipe(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("shared")
 def test_eval_and_sweep(nodes: Any, folder: Path) -> None:
-    how = [folder / "text.txt", "--lm", "ralm-tiny", "--index", folder / "index", "--stride", 8, "--limit-tokens", 200]
+    how = [folder / "text.txt", "--lm", "ralm-tiny", "--index", folder / "index", "--stride", 8, "--limit-tokens", 120]
     how += ["--max-length", 256, "--document-tokens", 100, "--rerank", "zero-shot:candidates=4"]
     same_runs(folder, "eval", how, nodes.address, "tokens.parquet")
     swept = [*how, "--over", "stride=8,16"]
@@ -106,13 +106,12 @@ def test_eval_and_sweep(nodes: Any, folder: Path) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.usefixtures("shared")
-def test_questions_and_choices(nodes: Any, folder: Path) -> None:
+def test_choices_are_made_and_open_questions_are_refused(nodes: Any, folder: Path) -> None:
     lm = ["--lm", "ralm-tiny", "--index", folder / "index"]
-    asked = [folder / "questions.jsonl", *lm, "--reader", "ensemble", "--documents", 3, "--baseline", "--new-tokens", 4]
-    same_runs(folder, "qa", asked, nodes.address, "answers.parquet")
-    for join in ("tokens", "answers"):
-        chosen = [folder / "choices.jsonl", *lm, "--join", join]
-        same_runs(folder, "qa", chosen, nodes.address, "choices.parquet")
+    refused = ralm("qa", folder / "questions.jsonl", *lm, "--lm-args", f"ray={nodes.address}")
+    assert (refused.status, refused.out) == (2, "")
+    assert "only scores texts on a cluster" in refused.err
+    same_runs(folder, "qa", [folder / "choices.jsonl", *lm], nodes.address, "choices.parquet")
 
 
 @pytest.mark.usefixtures("shared")
@@ -166,7 +165,7 @@ def test_scores_are_those_of_one_machine_even_if_one_is_killed_and_one_joins(nod
     others += other
     same_scores([*scored, *given], expected)
     same_scores(others, expected[::-1])
-    while joined.node_id not in {worker.node for worker in found._workers if worker.ready}:
+    while joined.node_id not in {worker.place[0] for worker in found._workers}:
         same_scores([*model.score(asked)], expected)
 
 
@@ -181,7 +180,9 @@ def test_a_text_that_ends_its_process_is_an_error_that_names_it(found: WorkerPoo
 
 def test_machines_that_end_while_they_load(found: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ralm.distributed.workers.MAX_CRASHES", 1)
-    said = "every machine of the cluster ends while it loads a model that is too large: they may have too little memory"
+    said = (
+        "loading a model that is too large ends its process, each of 1 times; the machines may have too little memory"
+    )
     with pytest.raises(ClusterError, match=said):
         found.facts(EndsAsItLoads())
 
@@ -204,7 +205,7 @@ def same_runs(folder: Path, command: str, arguments: Sequence[object], address: 
     assert len(next(iter(plain.values()))) > 0
     for name, values in plain.items():  # rounding: what prompts share with those before is read once, elsewhere anew
         if values != clustered[name]:
-            assert "log_prob" in name or name == "shares"
+            assert "log_prob" in name or name in ("shares", "probabilities")
             numbers = (np.concatenate(several, axis=None) for several in (values, clustered[name]))
             np.testing.assert_allclose(next(numbers), next(numbers), rtol=1e-5, atol=1e-5)
 

@@ -155,10 +155,6 @@ def answer_all(
 ) -> Iterator[AnsweredInput]:
     """Yield each answer with its question's number, and with a `prompt` the result of `gold_log_probs`."""
     options = options or AnswerOptions()
-    remotely = getattr(model, "answer_remotely", None)
-    if remotely is not None:
-        yield from remotely(inputs, options, store, prompt)
-        return
     writer = _AnswerWriter(model, options, store)
     for group in groups_of(inputs, model, options.new_tokens):
         asked = [inputs[number] for number in group]

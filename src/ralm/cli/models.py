@@ -101,8 +101,8 @@ def encoding_on(address: str | None, device: str) -> "RemoteEncoding | None":
     from ralm.distributed import ray_extra
 
     with ray_extra():
-        from ralm.distributed.cluster import connected
-        from ralm.distributed.encode import EncodeOn
+        from ralm.distributed.models import EncodeOn
+        from ralm.distributed.workers import connected
     with connected(address):
         return EncodeOn(address, device)
 

@@ -1,9 +1,7 @@
 """Models and encoders on a Ray cluster of many machines; only this package uses Ray.
 
-cluster.py  connects to a cluster, and checks its machines
-workers.py  actors that hold what takes long to load, one for each machine or GPU, and do tasks with it
-models.py   a language model whose copies on the machines share the scoring and the answering
-encode.py   encodes the passages of an index
+workers.py  connects to a cluster, and runs tasks on its machines
+models.py   a language model and an encoder whose copies are on the machines
 """
 
 import os

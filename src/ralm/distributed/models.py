@@ -1,36 +1,38 @@
-"""A language model whose copies on the machines of a cluster share the scoring and the answering of questions.
+"""A language model and an encoder whose copies are on the machines of a cluster.
 
-A machine answers the questions that are answered together on one machine, too. Its scores and answers go to where this
-process keeps them; from there the answers are made, as after a run that was killed.
+The copies of a model share the scoring of texts; those of an encoder leave the vectors of an index's passages where
+`ralm.retrieval.dense.build` looks for them.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
-from ralm.answering.answers import AnsweredInput, answer_all, groups_of
-from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import QuestionPrompt
-from ralm.answering.sources import QuestionInput
-from ralm.distributed import cluster, workers
-from ralm.errors import ClusterError, RalmError, UsageError
+from ralm.distributed.workers import Requirements, WorkerPool, check_cluster_device, open_workers
+from ralm.errors import ClusterError, UsageError
 from ralm.lm import is_local
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.registry import ModelOptions, load_local_model, load_tokenizer
 from ralm.lm.scoring import split_by_tokens
-from ralm.protocols import Continuations, WritingModel
+from ralm.protocols import Continuations, Encoder
 from ralm.records import FloatArray, ScoringSequence
-from ralm.storage.store import Store
+from ralm.retrieval.dense.build import CHUNK, SavedChunks, text_hashes
+from ralm.retrieval.dense.options import EncoderOptions, load_encoder
+from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.layout import options_of_config
+from ralm.storage.work import storage_errors
+from ralm.terminal import progress_bar
 
 _Chunk: TypeAlias = tuple[int, Sequence[ScoringSequence]]
 """Sequences that are scored together, with their number."""
 
 _PACKAGES: Final = ("torch", "transformers")
-"""Packages whose versions decide the results of a model."""
+"""Packages whose versions decide the results of a model; an encoder needs sentence-transformers, too."""
 _TOKENS: Final = {"cpu": 4096, "cuda": 1 << 18}
 """Tokens that a machine is handed at once: few enough that little is lost with it."""
 
@@ -41,13 +43,13 @@ class ModelLoader:
 
     name: str
     options: ModelOptions
-    requirements: cluster.Requirements
+    requirements: Requirements
 
     @classmethod
     def of(cls, name: str, options: ModelOptions) -> "ModelLoader":
         """Return the loader of the model that `load_local_model` loads here."""
         folder = [Path(name).absolute()] if is_local(name) else []
-        return cls(name, options, cluster.Requirements.of(folder, _PACKAGES))
+        return cls(name, options, Requirements.of(folder, _PACKAGES))
 
     @property
     def label(self) -> str:
@@ -81,7 +83,7 @@ class ClusterModel:
 
     tier: Final = "all"
 
-    def __init__(self, machines: workers.WorkerPool, loader: ModelLoader) -> None:
+    def __init__(self, machines: WorkerPool, loader: ModelLoader) -> None:
         self.name = loader.name
         self.machines = machines
         self.loader = loader
@@ -119,37 +121,9 @@ class ClusterModel:
                     yield from early.pop(due)
                     due += 1
 
-    def answer_remotely(
-        self,
-        inputs: Sequence[QuestionInput],
-        options: AnswerOptions,
-        store: Store | None,
-        prompt: QuestionPrompt | None,
-    ) -> Iterator[AnsweredInput]:
-        """Yield the results of `answer_all`: the machines fill the store, and it then runs here and finds all there."""
-        kept, replayed = store or Store(), cast("Any", _StoredModel(self))
-
-        def stored(group: Sequence[int]) -> list[AnsweredInput] | None:
-            """Return the answers to questions, None if one is not stored."""
-            try:
-                return [*answer_all([inputs[number] for number in group], replayed, options, kept, prompt)]
-            except _NotStoredError:
-                return None
-
-        groups = [*groups_of(inputs, self, options.new_tokens)]
-        new = ([inputs[number] for number in group] for group in groups if stored(group) is None)
-        tasks = [_Questions(options, prompt, group) for group in new]
-        with closing(self.machines.run(self.loader, _answer_questions, tasks, describe=_describe_questions)) as done:
-            for group in groups:
-                while (answered := stored(group)) is None:
-                    _, entries = next(done)
-                    kept.put(entries)
-                for number, answer in zip(group, answered, strict=True):
-                    yield number, *answer[1:]
-
     def continuations(self) -> Continuations:
         """Raise UsageError: a cluster does not continue texts."""
-        raise UsageError(f"{self.name} only scores texts on a cluster; it continues none.")
+        raise UsageError(f"{self.name} only scores texts on a cluster; a server such as vLLM's continues them.")
 
     def _describe(self, chunk: _Chunk) -> str:
         return f"scoring texts of up to {len(chunk[1][0].tokens_N):,} tokens with {self.name}"
@@ -159,43 +133,88 @@ def _score(model: LocalLanguageModel, chunk: _Chunk) -> list[FloatArray]:
     return list(model.score(chunk[1]))
 
 
-class _Questions(NamedTuple):
-    """A task of answering: questions, and how they are answered."""
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """An index, and the encoder of its passages."""
 
-    options: AnswerOptions
-    prompt: QuestionPrompt | None
-    inputs: Sequence[QuestionInput]
-
-
-class _NotStoredError(RalmError):
-    """An answer is not stored, so the model would have to read."""
+    index: Index
+    chunks: SavedChunks
+    encoder: Encoder
 
 
-class _StoredModel:
-    """A model whose scores and answers are stored; raises _NotStoredError where it would have to read."""
+@dataclass(frozen=True)
+class _EncoderLoader:
+    """A loader of an encoder and an index on a machine; vectors go to the folder `work`."""
 
-    answer_remotely = None  # all is here
+    index: Path
+    options: EncoderOptions
+    device: str
+    work: Path
+    requirements: Requirements
 
-    def __init__(self, model: WritingModel) -> None:
-        self._model = model
+    @property
+    def label(self) -> str:
+        """The encoder's name in messages."""
+        return f"the encoder {self.options.encoder}"
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+    def __call__(self) -> _Loaded:
+        """Load both; raises ClusterError if the machine lacks a requirement, and the errors of loading."""
+        self.requirements.check()
+        encoder = load_encoder(self.options, device=self.device)
+        return _Loaded(open_index(self.index), SavedChunks(self.work, encoder), encoder)
 
-    def score(self, _: Sequence[ScoringSequence]) -> NoReturn:
-        raise _NotStoredError
-
-    def continuations(self) -> Continuations:
-        raise _NotStoredError
-
-
-def _answer_questions(model: WritingModel, task: _Questions) -> Sequence[tuple[bytes, bytes]]:
-    """Answer questions; return the entries of the store of scores and answers."""
-    store = Store()
-    for _ in answer_all(task.inputs, model, task.options, store, task.prompt):
-        pass
-    return store.items()
+    def facts(self, loaded: _Loaded) -> dict[str, Any]:
+        """Return the fingerprints of both."""
+        return {"index": loaded.index.fingerprint, **loaded.encoder.config}
 
 
-def _describe_questions(task: _Questions) -> str:
-    return f"answering questions from {task.inputs[0].question.id} on"
+@dataclass(frozen=True)
+class EncodeOn:
+    """A cluster that encodes the passages of an index (a `RemoteEncoding`), on disks that all machines share."""
+
+    address: str
+    device: str
+
+    def __post_init__(self) -> None:
+        check_cluster_device(self.device)
+        if self.device == "map":
+            raise UsageError("an encoder is not spread over several GPUs: give another `device` than 'map'.")
+
+    def __call__(self, index: Index, encoder: Encoder, work: Path) -> int:
+        """Write the vectors of the index's passages into the folder `work`; return how many were encoded."""
+        options = options_of_config(encoder.config)
+        folders = [Path(name) for name in (options.encoder, options.query_encoder) if name and Path(name).is_dir()]
+        work, path = work.absolute(), index.path.absolute()
+        begins = [*range(0, len(index.passages), CHUNK), len(index.passages)]
+        with storage_errors(work):
+            work.mkdir(exist_ok=True)
+        with (
+            open_workers(self.address, self.device) as workers,
+            progress_bar("Encoding passages", len(index.passages)) as advance,
+        ):
+            device = "auto" if self.device == "all" else self.device
+            requirements = Requirements.of([path, work, *folders], (*_PACKAGES, "sentence-transformers"))
+            loader = _EncoderLoader(path, options, device, work, requirements)
+            facts = {"index": index.fingerprint, **encoder.config}
+            if workers.facts(loader) != facts:
+                raise ClusterError(
+                    f"the machines of the cluster have another index or encoder than {loader.label} here."
+                )
+            encoded = 0
+            for span, count in workers.run(loader, _encode, pairwise(begins), describe=_describe_span):
+                advance(span[1] - span[0])
+                encoded += count
+        return encoded
+
+
+def _encode(loaded: _Loaded, span: tuple[int, int]) -> int:
+    """Save the vectors of consecutive passages, unless they exist; return how many were encoded."""
+    passages = [loaded.index.passages[number] for number in range(*span)]
+    hash_P, before = text_hashes(loaded.encoder, passages), loaded.chunks.encoded
+    with storage_errors(loaded.index.path):
+        loaded.chunks.encode(passages, hash_P)
+    return loaded.chunks.encoded - before
+
+
+def _describe_span(span: tuple[int, int]) -> str:
+    return f"encoding the passages from {span[0]:,} to {span[1]:,}"

@@ -1,34 +1,42 @@
-"""Workers: actors on the machines of a cluster, one for each machine or GPU, which hold what takes long to load.
+"""Connects to a Ray cluster, and runs tasks on workers: actors that hold what takes long to load.
 
-Each takes the whole of its machine or GPU, so they never compete. A task goes to a worker that has loaded what the task
-needs. If a machine is lost, its tasks go to others; if one joins, it gets work at once. A task that ends its process is
-done again, until it is an error.
+A worker has the whole of its machine or GPU, so workers never compete. If a machine is lost, its tasks go to others; if
+one joins, it gets work at once. A task that ends its process is done again, until it is an error.
 """
 
+import logging
 import platform
+import signal
+import socket
 import time
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ralm.distributed.cluster import connected
 from ralm.errors import ClusterError, RalmError, RalmWarning, UsageError
 from ralm.processes import collect_rarely
 from ralm.terminal import no_progress
+from ralm.version import __version__
 
 _M_co = TypeVar("_M_co", covariant=True)
 _M = TypeVar("_M")
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
+_AUTO: Final = "auto"
+_START: Final = "Start one with `ray start --head`, and `ray start --address=...` on its other machines"
+_CONNECT_SECONDS: Final = 5.0
 MAX_CRASHES: Final = 3
-"""How often a task, or the loading of an object, may end its process before it is an error."""
+"""How often a task may end its process before it is an error."""
 _AHEAD: Final = 2
 """Tasks that a worker is handed: one that runs, and one that waits for it."""
 _PAUSE: Final = 1.0
@@ -49,6 +57,84 @@ _NOT_IMPORTED: Final = "failed to import on the worker"
 """Ray's message where a machine cannot import our code."""
 
 
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Use the cluster at an address, HOST:PORT or `auto`; ClusterError if there is none, or it has other versions."""
+    if ray.is_initialized():
+        yield
+        return
+    if address != _AUTO:
+        _check_answers(address)
+    try:
+        with own_signals():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError:
+        if address != _AUTO:
+            raise ClusterError(f"{address} is not a Ray cluster, or it needs a token; set RAY_AUTH_TOKEN.") from None
+        raise ClusterError(f"there is no Ray cluster on this machine. {_START}, or give an address.") from None
+    except RuntimeError as error:
+        if "mismatch" not in str(error):
+            raise
+        raise ClusterError(
+            f"the cluster at {address} has other versions than this machine, which has Ray {ray.__version__} and "
+            f"Python {platform.python_version()}; install the same on all machines."
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Keep our handler of SIGTERM, since Ray's prints a trace."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if current_thread() is main_thread() and handler is not None:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _check_answers(address: str) -> None:
+    """Raise ClusterError unless a server answers at the address; Ray itself would try for a minute."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise ClusterError(f"{address!r} is not the address of a cluster: give HOST:PORT, or auto.")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(
+            f"there is no Ray cluster at {address} ({error}). {_START}, or give another address."
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What every machine must have: versions of packages by name, and files or folders to `read`."""
+
+    versions: tuple[tuple[str, str], ...]
+    read: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, read: Sequence[Path], packages: Sequence[str]) -> "Requirements":
+        """Return the requirements of a job; `packages` are those whose versions decide its results."""
+        return cls(tuple((name, _version_of(name)) for name in ("ralm", *packages)), tuple(read))
+
+    def check(self) -> None:
+        """Raise ClusterError if this machine does not meet them."""
+        machine = f"the machine {platform.node()} of the cluster"
+        for name, here in self.versions:
+            if (there := _version_of(name)) != here:
+                raise ClusterError(f"{machine} has {name} {there} where this one has {here}: install the same on all.")
+        for path in self.read:
+            if not path.exists():
+                raise ClusterError(f"{machine} cannot read {path}: put it on a disk that all share.")
+
+
+def _version_of(name: str) -> str:
+    """Return the version of a package here; builds of one version for other devices are alike."""
+    return __version__ if name == "ralm" else version(name).partition("+")[0]
+
+
 class Loader(Protocol[_M_co]):
     """A loader of an object on a machine. It is sent there, so it is small; equal loaders load equal objects."""
 
@@ -63,43 +149,42 @@ class Loader(Protocol[_M_co]):
         """Return facts of the object that must be the same on all machines."""
 
 
+class _Actor:
+    """An actor that does tasks with objects, which it loads when they are first needed."""
+
+    def __init__(self) -> None:
+        collect_rarely()
+        self._loaded: dict[Any, tuple[Any, Any]] = {}
+
+    def do(self, loader: Loader[_M], function: Callable[[_M, _T], _R], task: _T) -> tuple[str, Any, _R]:
+        """Do a task; return the name of the machine, the facts of the loaded object, and the result."""
+        with no_progress():
+            try:
+                if loader not in self._loaded:
+                    loaded = loader()
+                    self._loaded[loader] = loaded, loader.facts(loaded)
+            except ClusterError:
+                raise
+            except RalmError as error:
+                raise ClusterError(f"on the machine {platform.node()} of the cluster: {error}") from None
+            loaded, facts = self._loaded[loader]
+            return platform.node(), facts, function(loaded, task)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Worker:
+    """An actor, and its place: the machine, and its number there."""
+
+    actor: Any
+    place: tuple[str, int]
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     """A task, and how often it has ended its process."""
 
     task: Any
     crashes: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Run:
-    """Tasks to be done, of which some wait; there may be several runs, each by a generator of its own."""
-
-    loader: Loader[Any]
-    function: Callable[[Any, Any], Any]
-    describe: Callable[[Any], str]
-    waiting: deque[_Job]
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """An actor: its machine, the loaders that it has called, and its tasks in progress, the oldest first."""
-
-    actor: Any
-    node: str
-    number: int
-    ready: set[Any] = field(default_factory=set)
-    loading: dict[Any, Any] = field(default_factory=dict)
-    running: dict[Any, tuple[_Run, _Job]] = field(default_factory=dict)
-
-    def pending(self, run: _Run) -> list[Any]:
-        """Return the loading and the tasks in progress for a run."""
-        loading = [ref for ref, loader in self.loading.items() if loader == run.loader]
-        return [*loading, *self.tasks(run)]
-
-    def tasks(self, run: _Run) -> list[Any]:
-        """Return the tasks in progress for a run."""
-        return [ref for ref, (other, _) in self.running.items() if other is run]
 
 
 class WorkerPool:
@@ -110,15 +195,13 @@ class WorkerPool:
         self._device = device
         self._uses_gpus = True if device in ("cuda", "map") else None if device != "cpu" else False
         self._workers: list[_Worker] = []
-        self._ended = Counter[tuple[str, int, Any]]()
         self._facts: dict[Any, tuple[str, Any]] = {}
         self._updated = -_UPDATE_SECONDS
-        self._last_ready = time.monotonic()
 
     def facts(self, loader: Loader[_M]) -> Any:
         """Return the facts of a loader's object, once a machine has loaded it; raises the errors of `run`."""
         if loader not in self._facts:
-            list(self.run(loader, _do_nothing, [None], describe=lambda _: loader.label))
+            list(self.run(loader, _do_nothing, [None], describe=lambda _: f"loading {loader.label}"))
         return self._facts[loader][1]
 
     def run(
@@ -132,159 +215,112 @@ class WorkerPool:
         """Yield the results of `function(loaded, task)` in any order, each with its task.
 
         `loaded` is the object that the loader loads; `describe` names a task in messages. Raises ClusterError if a task
-        ends its process each time, if machines load different objects, or if all end while they load; and the errors of
-        the function.
+        ends its process each time, or if machines load different objects; and the errors of the function.
         """
-        run = _Run(loader, function, describe, deque(map(_Job, tasks)))
-        self._last_ready = time.monotonic()
+        waiting: deque[_Job] = deque(map(_Job, tasks))
+        running: dict[Any, tuple[_Worker, _Job]] = {}
+        last = time.monotonic()
+        while waiting or running:
+            self._start_workers()
+            for ahead in range(_AHEAD):
+                for worker in self._workers:
+                    if waiting and sum(busy is worker for busy, _ in running.values()) == ahead:
+                        job = waiting.popleft()
+                        running[worker.actor.do.remote(loader, function, job.task)] = worker, job
+            for ref in ray.wait([*running], timeout=_PAUSE)[0] if running else ():
+                if (answer := self._answer(ref, waiting, running, describe)) is not None:
+                    self._check_facts(loader, *answer[:2])
+                    last = time.monotonic()
+                    yield running.pop(ref)[1].task, answer[2]
+            if not running:
+                time.sleep(_PAUSE)
+            if waiting and time.monotonic() - last > _WARNING_SECONDS:
+                last = time.monotonic()
+                kind = "GPUs" if self._uses_gpus else "processors"
+                warnings.warn(
+                    f"no machine of the cluster has finished a task with {loader.label} for a minute: it is large, "
+                    f"other jobs hold all machines, or none has {kind}.",
+                    RalmWarning,
+                    stacklevel=2,
+                )
+
+    def _answer(
+        self,
+        ref: Any,
+        waiting: deque[_Job],
+        running: dict[Any, tuple[_Worker, _Job]],
+        describe: Callable[[Any], str],
+    ) -> tuple[str, Any, Any] | None:
+        """Return what a task has come to; None if its worker has ended, whose tasks then wait again."""
+        if ref not in running:
+            return None
+        worker, _ = running[ref]
         try:
-            while run.waiting or any(worker.tasks(run) for worker in self._workers):
-                self._update(loader)
-                self._assign(run)
-                yield from self._finished(run)
-        finally:
-            for worker in self._workers:
-                for ref in worker.tasks(run):
-                    del worker.running[ref]
+            answer: tuple[str, Any, Any] = ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            _raise_cause(error)
+        except _ENDED:
+            lost = [running.pop(other)[1] for other in [*running] if running[other][0] is worker]
+            waiting.extendleft(reversed(lost))
+            if self._drop(worker):
+                _count_crash(lost[0], describe)
+            return None
+        except ray.exceptions.RayError as error:
+            raise ClusterError(f"the cluster has failed: {error}. Run this again to go on where it stopped.") from error
+        return answer
 
     def close(self) -> None:
         """End the workers."""
         while self._workers:
             ray.kill(self._workers.pop().actor)
 
-    def _update(self, loader: Loader[Any]) -> None:
-        """Start workers on machines that have none; raise or warn if no machine can load the object."""
-        now = time.monotonic()
-        if now - self._updated < _UPDATE_SECONDS:
+    def _start_workers(self) -> None:
+        """Start workers at places that have none."""
+        if time.monotonic() - self._updated < _UPDATE_SECONDS:
             return
-        self._updated = now
+        self._updated = time.monotonic()
         alive = [node for node in _nodes() if node["Alive"]]
         if self._uses_gpus is None and alive:
             # Decided once: figures of GPUs and of processors must not be mixed.
             self._uses_gpus = any(node["Resources"].get("GPU") for node in alive)
-        usable_places = 0
+        taken = {worker.place for worker in self._workers}
         for node in alive:
             shares = worker_resources(node["Resources"], use_gpus=bool(self._uses_gpus), together=self._device == "map")
             for number, resources in enumerate(shares):
                 place = node["NodeID"], number
-                has_worker = any((worker.node, worker.number) == place for worker in self._workers)
-                is_usable = self._ended[*place, loader] < MAX_CRASHES
-                if is_usable and not has_worker:
-                    self._workers.append(_start(*place, resources))
-                usable_places += is_usable
-        ended = any(other == loader and count >= MAX_CRASHES for (*_, other), count in self._ended.items())
-        if ended and not usable_places:
-            raise ClusterError(
-                f"every machine of the cluster ends while it loads {loader.label}: they may have too little memory."
-            )
-        if any(loader in worker.ready for worker in self._workers):
-            self._last_ready = now
-        if now - self._last_ready > _WARNING_SECONDS:
-            self._last_ready = now
-            kind = "GPUs" if self._uses_gpus else "processors"
-            reasons = f"no machine that is left has {kind}", "it is large, or other jobs hold all machines"
-            why = reasons[usable_places > 0]
-            warnings.warn(f"no machine of the cluster has {loader.label} loaded: {why}.", RalmWarning, stacklevel=3)
+                if place not in taken:
+                    there = NodeAffinitySchedulingStrategy(place[0], soft=False)
+                    remote: Any = ray.remote
+                    actor = remote(scheduling_strategy=there, **resources)(_Actor).remote()
+                    self._workers.append(_Worker(actor, place))
 
-    def _assign(self, run: _Run) -> None:
-        loader = run.loader
-        for worker in self._workers:
-            is_new = loader not in worker.ready and loader not in worker.loading.values()
-            if is_new and self._ended[worker.node, worker.number, loader] < MAX_CRASHES:
-                worker.loading[worker.actor.load.remote(loader)] = loader
-        for ahead in range(_AHEAD):
-            for worker in self._workers:
-                if run.waiting and loader in worker.ready and len(worker.tasks(run)) == ahead:
-                    job = run.waiting.popleft()
-                    worker.running[worker.actor.do.remote(loader, run.function, job.task)] = run, job
+    def _drop(self, worker: _Worker) -> bool:
+        """Drop a worker that has ended; return whether its machine is alive, so that its task is to blame."""
+        if worker in self._workers:
+            self._workers.remove(worker)
+            ray.kill(worker.actor)
+            self._updated = -_UPDATE_SECONDS
+        return any(node["NodeID"] == worker.place[0] and node["Alive"] for node in _nodes())
 
-    def _finished(self, run: _Run) -> Iterator[tuple[Any, Any]]:
-        """Wait a moment, and take the tasks of a run, and the loading, that have finished."""
-        waiting = {ref: worker for worker in self._workers for ref in worker.pending(run)}
-        if not waiting:
-            time.sleep(_PAUSE)
-            return
-        ready, _ = ray.wait([*waiting], timeout=_PAUSE)
-        for ref in ready:
-            worker = waiting[ref]
-            try:
-                answer = ray.get(ref)
-            except ray.exceptions.RayTaskError as error:
-                worker.loading.pop(ref, None)
-                _raise_cause(error)
-            except _ENDED:
-                self._lost(worker)
-            except ray.exceptions.RayError as error:
-                raise ClusterError(
-                    f"the cluster has failed: {error}. Run this again to go on where it stopped."
-                ) from error
-            else:
-                if ref in worker.loading:
-                    self._loaded(worker, worker.loading.pop(ref), *answer)
-                elif ref in worker.running:
-                    _, job = worker.running.pop(ref)
-                    yield job.task, answer
-
-    def _loaded(self, worker: _Worker, loader: Loader[Any], machine: str, facts: Any) -> None:
+    def _check_facts(self, loader: Loader[Any], machine: str, facts: Any) -> None:
+        """Raise ClusterError if a machine has loaded another object than the first one."""
         first, expected = self._facts.setdefault(loader, (machine, facts))
         if facts != expected:
+            names = [str(name) for name in expected if expected[name] != facts.get(name)]
+            differences = ", ".join(f"{name} {expected[name]} and {facts.get(name)}" for name in names)
             raise ClusterError(
                 f"{loader.label} is not the same on the machines {first} and {machine} of the cluster: give all the "
-                f"same files, and devices of one kind ({_difference(expected, facts)})."
+                f"same files, and devices of one kind ({differences})."
             )
-        worker.ready.add(loader)
-
-    def _lost(self, worker: _Worker) -> None:
-        """Drop a worker that has ended: with its machine, because of its oldest task, or while it loaded something."""
-        if worker not in self._workers:
-            return
-        self._workers.remove(worker)
-        ray.kill(worker.actor)
-        self._updated = -_UPDATE_SECONDS
-        is_alive = any(node["NodeID"] == worker.node and node["Alive"] for node in _nodes())
-        tasks = [*worker.running.values()]
-        worker.running.clear()
-        for run, job in reversed(tasks):
-            run.waiting.appendleft(job)
-        if is_alive and tasks:
-            _count_crash(*tasks[0])
-        elif is_alive:
-            self._ended.update((worker.node, worker.number, loader) for loader in worker.loading.values())
 
 
-def _count_crash(run: _Run, job: _Job) -> None:
-    """Raise ClusterError if a task has ended its process each time."""
+def _count_crash(job: _Job, describe: Callable[[Any], str]) -> None:
     job.crashes += 1
     if job.crashes >= MAX_CRASHES:
         raise ClusterError(
-            f"{run.describe(job.task)} ends its process, each of {MAX_CRASHES} times; the machines may have too little "
+            f"{describe(job.task)} ends its process, each of {MAX_CRASHES} times; the machines may have too little "
             "memory."
         )
-
-
-class _Actor:
-    """An actor that loads objects and does tasks with them."""
-
-    def __init__(self) -> None:
-        collect_rarely()
-        self._loaded: dict[Any, Any] = {}
-
-    def load(self, loader: Loader[Any]) -> tuple[str, Any]:
-        """Load an object unless it is loaded; return the name of the machine, and the object's facts."""
-        try:
-            if loader not in self._loaded:
-                with no_progress():
-                    self._loaded[loader] = loader()
-            return platform.node(), loader.facts(self._loaded[loader])
-        except ClusterError:
-            raise
-        except RalmError as error:
-            raise ClusterError(f"on the machine {platform.node()} of the cluster: {error}") from None
-
-    def do(self, loader: Loader[_M], function: Callable[[_M, _T], _R], task: _T) -> _R:
-        """Do a task with an object that was loaded."""
-        with no_progress():
-            return function(self._loaded[loader], task)
 
 
 def check_cluster_device(device: str) -> None:
@@ -313,12 +349,6 @@ def worker_resources(has: Mapping[str, float], *, use_gpus: bool, together: bool
     return [{"num_cpus": processors // actors, "num_gpus": gpus // actors} for _ in range(actors)]
 
 
-def _start(node: str, number: int, resources: dict[str, float]) -> _Worker:
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    remote: Any = ray.remote
-    return _Worker(remote(scheduling_strategy=there, **resources)(_Actor).remote(), node, number)
-
-
 def _nodes() -> list[dict[str, Any]]:
     # Private: Ray's description of machines, causes and texts of errors; tests on a cluster.
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
@@ -339,11 +369,3 @@ def _raise_cause(error: ray.exceptions.RayTaskError) -> NoReturn:
 
 def _do_nothing(_loaded: object, _task: None) -> None:
     pass
-
-
-def _difference(expected: object, facts: object) -> str:
-    """Return the differences between two facts, in words."""
-    if isinstance(expected, Mapping) and isinstance(facts, Mapping):
-        names = [str(name) for name in expected if expected[name] != facts.get(name)]
-        return ", ".join(f"{name} {expected[name]} and {facts.get(name)}" for name in names)
-    return f"{expected} and {facts}"
