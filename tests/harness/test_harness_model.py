@@ -5,7 +5,6 @@ import json
 import math
 import sys
 import tomllib
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from lm_eval.api.model import CachingLM
 from lm_eval.models.huggingface import HFLM
 
 from ralm.errors import RalmWarning, TextError, UsageError
@@ -96,41 +96,34 @@ def assert_answers_alike(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "context", "ending", "is_inside"),
+    ("kind", "context", "ending"),
     [
-        ("ralm-tiny", "hello wor", "ld", True),  # the whole has no more tokens than the context
-        ("ralm-tiny", "nigh", "t", True),
-        ("ralm-tiny", "a'", "s", True),
-        ("ralm-tiny", "The s", "ea", True),
-        ("ralm-tiny", "nigh  ", "t", False),
-        ("ralm-tiny", "The sea", " is", False),
-        ("unigram", "\U0001f468", "\u200d\U0001f469", True),  # one unknown token
-        ("unigram", "  ", "deep", False),
-        ("wordpiece", "wh", "ale", False),
-        ("wordpiece", "The sea<s>", " is", False),
-        ("llama", "\U0001f468", "\u200d\U0001f469", False),
-        ("llama", "", "<s>", False),  # a BOS alone is read after a BOS
-        ("byt5", "e", "\u0301", False),  # the end-of-text token after every text is no join
+        ("ralm-tiny", "hello wor", "ld"),  # the whole has no more tokens than the context
+        ("ralm-tiny", "nigh", "t"),
+        ("ralm-tiny", "a'", "s"),
+        ("ralm-tiny", "The s", "ea"),
+        ("ralm-tiny", "nigh  ", "t"),
+        ("ralm-tiny", "The sea", " is"),
+        ("unigram", "\U0001f468", "\u200d\U0001f469"),  # one unknown token
+        ("unigram", "  ", "deep"),
+        ("wordpiece", "wh", "ale"),
+        ("wordpiece", "The sea<s>", " is"),
+        ("llama", "\U0001f468", "\u200d\U0001f469"),
+        ("llama", "", "<s>"),  # a BOS alone is read after a BOS
+        ("byt5", "e", "\u0301"),  # the end-of-text token after every text is no join
     ],
 )
 def test_joins_inside_a_token_are_encoded_as_in_the_harness(
-    tmp_path: Path, kind: str, context: str, ending: str, is_inside: bool
+    tmp_path: Path, kind: str, context: str, ending: str
 ) -> None:
     folder = model_path(kind) if kind == "ralm-tiny" else save_with_tokenizer(kind, tmp_path / "model")
     theirs, ours = HFLM(pretrained=str(folder), device="cpu"), of(folder, max_length=64)
     apart = theirs.tok_encode(ending, add_special_tokens=False)
     before, targets = theirs._encode_pair(context, ending) if context else ([], apart)
-    expected = (before, targets or apart, is_inside)  # it cannot read an ending of no tokens
-    assert tuple(one if isinstance(one, bool) else one.tolist() for one in ours._contexts._split(context, ending)) == (
-        expected
-    )
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        [(log_prob, _)] = ours.loglikelihood(requests("loglikelihood", (context, ending)))
+    found = tuple(tokens.tolist() for tokens in ours._contexts._split(context, ending))
+    assert found == (before, targets or apart), "it cannot read an ending of no tokens"
+    [(log_prob, _)] = ours.loglikelihood(requests("loglikelihood", (context, ending)))
     assert math.isfinite(log_prob)
-    assert ["1 of 1 endings begin inside" in str(one.message) for one in said if one.category is RalmWarning] == (
-        [True] * is_inside
-    )
 
 
 @pytest.mark.parametrize(("bos", "read"), [("auto", 1), ("always", 1), ("never", 0)])
@@ -140,7 +133,7 @@ def test_a_prompt_has_one_bos(tmp_path: Path, index: Path, bos: str, read: int, 
     texts = [context, *([f"<s>{context}"] if read else [])]
     document = {"question": "what sings?"}
     for ending in ours._contexts.endings(
-        requests("loglikelihood", *((one, " is") for one in texts), document=document), cached=False
+        requests("loglikelihood", *((one, " is") for one in texts), document=document)
     ):
         [request] = ending.requests
         assert [*request.document, *request.context].count(1) == read
@@ -336,12 +329,16 @@ def test_what_was_read_is_recorded_with_the_results(tiny_folders: dict[str, Path
 # ---- generation
 
 
-def test_how_many_are_written_together_does_not_matter(tiny_folders: dict[str, Path], index: Path) -> None:
-    arguments = {"lm": str(tiny_folders["bloom"]), "index": str(index), "reader": "ensemble", "documents": 3}
+def test_how_many_are_written_together_does_not_matter(
+    tiny_folders: dict[str, Path], index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = of(tiny_folders["bloom"], index=index, reader="ensemble", documents=3)
     asked = requests("generate_until", *((f"The {n}", {"max_gen_toks": 5 + n % 2}) for n in range(7)))
-    alone = RalmLM.create_from_arg_obj({**arguments, "batch_size": 1}).generate_until(asked)
-    assert RalmLM.create_from_arg_obj({**arguments, "batch_size": "auto"}).generate_until(asked) == alone
-    assert RalmLM.create_from_arg_obj({**arguments, "max_batch_size": 2}).generate_until(asked) == alone
+    together = ours.generate_until(asked)
+    monkeypatch.setattr(
+        "ralm.harness.model.groups_that_fit", lambda lengths, _: (range(n, n + 1) for n in range(len(lengths)))
+    )
+    assert ours.generate_until(asked) == together
 
 
 def test_repeats_are_drawn_apart_and_by_the_seed_of_the_harness(tiny_folders: dict[str, Path]) -> None:
@@ -390,6 +387,12 @@ def test_what_does_not_fit(tiny_folders: dict[str, Path], index: Path) -> None:
         ours.loglikelihood(requests("loglikelihood", ("the sea", "z" * 46)))
     with pytest.raises(TextError, match="the ending '' of a context has no tokens"):
         ours.loglikelihood(requests("loglikelihood", ("the sea", "")))
+
+
+def test_a_cache_of_the_harness_is_refused(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """It finds an answer by the prompt alone."""
+    with pytest.raises(UsageError, match="^`use_cache` would mix up the answers of several models and indexes"):
+        CachingLM(of(tiny_folders["gpt2"]), str(tmp_path / "cache.db"))
 
 
 def test_how_a_whole_text_is_read_is_refused_elsewhere(tiny_folders: dict[str, Path], index: Path) -> None:

@@ -7,9 +7,8 @@ import pytest
 
 from ralm.errors import UsageError
 from ralm.grammar import keys_of, parse_pairs
-from ralm.harness.model import RalmLM
-from ralm.harness.options import HarnessOptions, parse_arguments
-from ralm.harness.requests import QUESTION_FIELDS, holds, question_of
+from ralm.harness.model import HarnessOptions, RalmLM, parse_arguments
+from ralm.harness.requests import question_of
 from ralm.reading.readers import Concatenation, Ensemble
 
 
@@ -34,19 +33,13 @@ def test_values_are_of_their_types_whatever_the_harness_makes_of_them() -> None:
     assert of("lm=gpt2,index=here,reader=concatenation,documents=4").reading.chosen_reader == Concatenation(documents=4)
     found = of("lm=7,index=2024")
     assert (found.lm, found.index) == ("7", Path("2024"))
-    assert parse_arguments({"lm": "gpt2", "index": None}).index is None
+    sizes = {"batch_size": "auto:4", "max_batch_size": 9}
+    assert parse_arguments({"lm": "gpt2", "index": None, **sizes}) == of("lm=gpt2"), "batches hold what fits"
 
 
 def test_dense_retrieval_asks_with_more_tokens() -> None:
     assert of("lm=gpt2,index=here,retriever=dense").plan.query_tokens == 64
     assert of("lm=gpt2,index=here,retriever=dense,query_tokens=9").plan.query_tokens == 9
-
-
-@pytest.mark.parametrize("size", ["auto", "auto:4", None])
-def test_a_batch_size_may_be_automatic(size: str | None) -> None:
-    assert parse_arguments({"lm": "gpt2", "batch_size": size, "max_batch_size": 9}).batch_size is None
-    assert parse_arguments({"lm": "gpt2", "batch_size": 4}).batch_size == 4
-    assert parse_arguments({"pretrained": "gpt2", "batch_size": "4"}).batch_size == 4, "as the command line gives it"
 
 
 @pytest.mark.parametrize(
@@ -58,29 +51,20 @@ def test_a_batch_size_may_be_automatic(size: str | None) -> None:
             r"^the model ralm has no key 'documnets': the nearest is documents; its keys are lm, index, ",
         ),
         ("lm=gpt2,xyz=3", r"^the model ralm has no key 'xyz': its keys are lm, index, .*lm_args"),
-        ("lm=gpt2,pretrained=gpt2", r"^`lm` and `pretrained` both name the language model: give one of them\.$"),
+        ("lm=gpt2,device=cpu,lm_args=device=cuda", "^`device` stands in `lm_args`, too: give one of them"),
         ("lm=gpt2,index=here,stride=often", r"^the model ralm: stride must be a whole number, not 'often'\.$"),
         ("lm=gpt2,lm_args=trust_remote_code=1", "trust_remote_code is true or false, not '1'"),
-        ("lm=gpt2,weights_temperature=0", r"has no key 'weights_temperature'"),
         ("lm=gpt2,reader=ensemble", "documents, mixer and rerank read passages: give index"),
         ("lm=gpt2,stride=4", r"^`stride` has no effect without `index`\.$"),
         ("lm=gpt2,question_field=q", r"^`question_field` has no effect without `index`\.$"),
         ("lm=gpt2,index=here,mixer=posterior", '`mixer` has no effect without `reader="ensemble"`'),
         ("lm=gpt2,index=here,block=8", r'^`block` has no effect without `windows="blocked"`\.$'),
-        ("lm=gpt2,batch_size=4,max_batch_size=8", r"^`max_batch_size` has no effect without `batch_size=auto`\.$"),
         ("lm=ralm-tiny,lm_args=retries=3", "lm_args retries=3 is for models behind an API: leave it out for ralm-tiny"),
-        ("lm=gpt2,batch_size=many", r"batch_size must be a whole number, not 'many'\.$"),
     ],
 )
 def test_what_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         of(text)
-
-
-def test_an_argument_that_comes_twice_is_refused() -> None:
-    said = r"^`device` comes twice: give it as the harness's own argument \(--device\), not in `model_args`\.$"
-    with pytest.raises(UsageError, match=said):
-        RalmLM.create_from_arg_string("lm=gpt2,device=cpu", {"device": "cpu", "batch_size": None})
 
 
 @pytest.mark.parametrize(("given", "expected"), [("", "auto"), (",device=cpu", "cpu"), (",device=auto", "auto")])
@@ -118,9 +102,3 @@ def test_a_named_field_must_have_text() -> None:
     for document in ({"question": "b", "answer": 3}, {"text": 3, "question": "b"}):
         with pytest.raises(UsageError, match=r'^`question_field="text"` has no text in .* its fields are .*question'):
             question_of(document, "text")
-
-
-def test_a_prompt_holds_a_question_with_other_white_space() -> None:
-    assert holds("Q: who\n is it ?", " who is it ? ")
-    assert not holds("Q: who is he?", "who is it?")
-    assert len(set(QUESTION_FIELDS)) == len(QUESTION_FIELDS)

@@ -10,30 +10,29 @@ Without passages the answers are those of the harness's own `hf`. With passages,
 ([d; x], In-Context RALM, Eq. 3), or each of several does and the distributions are averaged (REPLUG, Eq. 2).
 """
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Final, Self, cast
+from typing import Annotated, Any, Final, Self, cast
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.grammar import parse_pairs
+from ralm.grammar import as_text, parse_pairs
 from ralm.harness import harness_extra
-from ralm.harness.options import HarnessOptions, parse_arguments
 from ralm.harness.requests import Contexts, parse_generation_kwargs
 from ralm.lm.scoring import Scorer, groups_that_fit
+from ralm.options import Option, check_options
 from ralm.pipeline import open_pipeline
 from ralm.protocols import WritingModel, traits_of
 from ralm.reading import generate, pieces, sampling, score, sources
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
 from ralm.records import IntArray, Request
+from ralm.settings import INDEX_GIVEN, PlannedOptions, read_settings
 from ralm.terminal import progress_bar, track
 from ralm.validation import MAX_COUNT, MAX_SEED, check_length, config_of
 from ralm.version import __version__
@@ -50,11 +49,50 @@ with harness_extra():
 
 _DEFAULT_DEVICE: Final = "cuda:0"
 """What the harness's command line asks for without `--device`: the device that `auto` finds if there is one."""
+_SIZES: Final = ("batch_size", "max_batch_size")
+"""Arguments of the harness that have no effect here."""
 _UNKNOWN_LENGTH: Final = 2048
 """How many tokens `hf` reads at once if a model has no limit."""
 _WITHOUT_PASSAGES: Final[Mapping[str, Any]] = {"stride": 1, "document_tokens": 1}
 """Lengths that leave all room to the context."""
 _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessOptions(PlannedOptions):
+    """The language model that the harness evaluates, and its passages; UsageError if options do not go together."""
+
+    plan: Annotated[PlanOptions, Option("What is read.", needs=INDEX_GIVEN, without=("max_length",))] = field(
+        default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
+    )
+    max_length: Annotated[
+        int | None,
+        Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
+    ] = None
+    question_field: Annotated[
+        str | None,
+        Option(
+            "Field of a task's documents that holds the question.", default_text="the usual names", needs=INDEX_GIVEN
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        self.check_source()
+        self.reading.parts().require_average("a task of the harness")
+        self.model.check_effect(self.lm)
+
+
+def parse_arguments(arguments: Mapping[str, Any]) -> HarnessOptions:
+    """Return the options of the harness's arguments, whose sizes of batches do not count; None is the default."""
+    texts = {name: as_text(value) for name, value in arguments.items() if value is not None and name not in _SIZES}
+    device = texts.pop("device", None)
+    options = read_settings(HarnessOptions, texts, "the model ralm")
+    if device is None:
+        return options
+    if options.model.device != "auto":
+        raise UsageError("`device` stands in `lm_args`, too: give one of them.")
+    return replace(options, model=replace(options.model, device=device))
 
 
 @register_model("ralm")
@@ -63,8 +101,8 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
 
     The query is the question of a task's document, in `question_field` or one of the usual names, else the end of the
     context; for a whole text the queries are those of `evaluate_text`. `plan` is by default the papers' with the
-    model's own length; its `semantics` and `windows` apply to whole texts. `batch_size` contexts are continued
-    together; None is as many as the memory of the model holds, and at most `max_batch_size`.
+    model's own length; its `semantics` and `windows` apply to whole texts. As many contexts are continued together as
+    the memory of the model holds.
     """
 
     def __init__(
@@ -75,8 +113,6 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         parts: Parts = IN_CONTEXT,
         plan: PlanOptions | None = None,
         question_field: str | None = None,
-        batch_size: int | None = None,
-        max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
         self._model = model
@@ -87,8 +123,6 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         self._plan = _plan_of(model, plan, None if plan is None else plan.max_length, passages=source is not None)
         self._plan.check_documents(parts.joined)
         self._question_field = question_field
-        self._batch_size = batch_size
-        self._most = batch_size or max_batch_size or MAX_COUNT
         self._contexts = Contexts(model, self._plan, source, parts, question_field)
         self._template: str | None = None
 
@@ -103,8 +137,6 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             parts=opened.parts,
             plan=_plan_of(opened.model, options.plan, options.max_length, passages=source is not None),
             question_field=options.question_field,
-            batch_size=options.batch_size,
-            max_batch_size=options.max_batch_size,
         )
 
     @classmethod
@@ -112,13 +144,9 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> Self:
         """Return the model of `model_args` and of the harness's own arguments (`device`, `batch_size`)."""
-        more = {name: value for name, value in (additional_config or {}).items() if value is not None}
-        if more.get("device") == _DEFAULT_DEVICE:
-            del more["device"]
-        for name in more.keys() & arg_dict.keys():
-            raise UsageError(
-                f"`{name}` comes twice: give it as the harness's own argument (--{name}), not in `model_args`."
-            )
+        more = {**(additional_config or {})}
+        if more.get("device") == _DEFAULT_DEVICE or "device" in arg_dict:
+            more.pop("device", None)
         return cls.of(parse_arguments({**arg_dict, **more}))
 
     @classmethod
@@ -142,23 +170,16 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         """Return the settings, which the harness records with its results."""
         return {"ralm": self.settings}
 
-    # Private: lm-eval's hooks of `LM`; answers against its own model.
+    # Private: lm-eval's hook of `LM` for its cache.
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Use a cache of the harness (`use_cache`, a SqliteDict) for answers of these settings alone.
+        """Raise UsageError for a cache of the harness (`use_cache`).
 
-        The harness finds an answer by the text of its request (`lm_eval.api.model.hash_args`), so one file would mix up
-        answers of several models or indexes, and those of the harness's own `hf`.
+        It finds an answer by the text of its request alone, so it would mix up answers of several models, indexes and
+        questions.
         """
-        answers = cache_hook.dbdict
-        if answers is not None:
-            digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
-            plain_key = answers.encode_key
-            answers.encode_key = lambda key: f"ralm {digest} {plain_key(key)}"
+        if cache_hook.dbdict is not None:
+            raise UsageError("`use_cache` would mix up the answers of several models and indexes: leave it out.")
         super().set_cache_hook(cache_hook)
-
-    @property
-    def _cached(self) -> bool:
-        return self.cache_hook.dbdict is not None
 
     def loglikelihood(
         self,
@@ -167,12 +188,11 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     ) -> list[tuple[float, bool]]:
         """Return the log-probability of each ending after its context, and whether greedy decoding writes it."""
         self._check_plan()
-        endings = self._contexts.endings(requests, cached=self._cached)
+        endings = self._contexts.endings(requests)
         answers: list[tuple[float, bool]] = []
         read = score.read_endings(endings, self._parts, self._model)
-        for request, (log_probs, greedy) in zip(requests, track(read, "Endings", len(endings)), strict=True):
+        for log_probs, greedy in track(read, "Endings", len(endings)):
             answers.append((float(log_probs.sum(dtype=np.float64)), greedy))
-            self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
         return answers
 
     def loglikelihood_rolling(
@@ -182,12 +202,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     ) -> list[float]:
         """Return the natural log-probability of each whole text; without passages that of the harness's own windows."""
         read = self._rolling if self._source is None else self._evaluated
-        answers = []
-        for request in track(requests, "Texts", len(requests)):
-            (text,) = request.args
-            answers.append(read(text))
-            self.cache_hook.add_partial("loglikelihood_rolling", (text,), answers[-1])
-        return answers
+        return [read(request.args[0]) for request in track(requests, "Texts", len(requests))]
 
     def _evaluated(self, text: str) -> float:
         evaluation = evaluate_text(text, self._scorer, self._plan, source=self._source, parts=self._parts)
@@ -218,7 +233,6 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             for options, numbers in self._by_options(requests).items():
                 for number, text in self._written(requests, numbers, options):
                     answers[number] = text
-                    self.cache_hook.add_partial("generate_until", requests[number].args, text)
                     advance()
         return [answers[number] for number in range(len(requests))]
 
@@ -230,11 +244,6 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             seed = (torch.initial_seed() + repeats[id(request)]) % MAX_SEED
             repeats[id(request)] += 1
             options = parse_generation_kwargs(request.args[1], self._plan, seed, bos=self._source is not None)
-            if self._cached and options.temperature > 0 and not request.args[1].get("do_sample"):
-                raise UsageError(
-                    "`use_cache` would give every draw of a request the same answer: set `do_sample` to True in "
-                    "`generation_kwargs`, which the cache leaves out, or leave out `use_cache`."
-                )
             grouped.setdefault(options, []).append(number)
         return grouped
 
@@ -250,7 +259,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             tokens: dict[int, list[int]] = {}
             for number in group:
                 prompt, _ = prompts[number]
-                question = self._contexts.question(requests[number], cached=self._cached)
+                question = self._contexts.question(requests[number])
                 added = writer.add(prompt, question)
                 texts[added], tokens[added] = pieces.StoppedText(prompt, self._model.tokenizer, options.stop), []
             while written := writer.step():
@@ -267,10 +276,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         """Yield the numbers of contexts that are continued together."""
         more = options.document_tokens * self._parts.joined + options.new_tokens if self._source else options.new_tokens
         lengths = [[len(prompt) + more] * self._parts.reader.hits for prompt in prompts]
-        groups = groups_that_fit(lengths, traits_of(self._model).tokens_at_once)
-        for group in [range(len(prompts))] if self._batch_size else groups:
-            for begin in range(group.start, group.stop, self._most):
-                yield range(begin, min(begin + self._most, group.stop))
+        return groups_that_fit(lengths, traits_of(self._model).tokens_at_once)
 
     def _text_before(self, stop: Sequence[str], tokens: Sequence[int]) -> str:
         """Return the text before the first stop string; tokens are decoded without special tokens, as in `hf`."""

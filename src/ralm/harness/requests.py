@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 
 from ralm.errors import RalmWarning, TextError, UsageError
-from ralm.lm.scoring import common_prefix_length
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel
 from ralm.reading import sampling, score, sources
@@ -42,11 +41,6 @@ def question_of(document: object, field: str | None = None) -> str | None:
         names = ", ".join(map(str, fields)) or "none"
         raise UsageError(f'`question_field="{field}"` has no text in a document of this task; its fields are {names}.')
     return str(fields[field])
-
-
-def holds(prompt: str, question: str) -> bool:
-    """Return whether a prompt contains a question, white space aside."""
-    return " ".join(question.split()) in " ".join(prompt.split())
 
 
 def _is_text(value: object) -> bool:
@@ -93,44 +87,36 @@ class Contexts:
 
     def warn_of_cuts(self, cut: int, contexts: int) -> None:
         """Warn (RalmWarning) if contexts were cut."""
-        reads = f"the {self._plan.max_length} tokens that the model reads"
-        _warn_of(cut, contexts, f"contexts are too long for {reads}, and lose their oldest tokens")
-
-    def question(self, request: Any, *, cached: bool) -> str | None:
-        """Return a request's question, if it has one and passages are read; UsageError if the cache confuses it."""
-        if self._source is None:
-            return None
-        question = question_of(request.doc, self._question_field)
-        if cached and question is not None and not holds(str(request.args[0]), question):
-            raise UsageError(
-                f"`use_cache` finds answers by the prompt, and a prompt does not hold its question "
-                f"({question[:60]!r}), which decides the passages: leave it out for this task."
+        if cut:
+            warnings.warn(
+                f"{cut:,} of {contexts:,} contexts are too long for the {self._plan.max_length} tokens that the model "
+                "reads, and lose their oldest tokens",
+                RalmWarning,
+                stacklevel=3,
             )
-        return question
 
-    def endings(self, requests: Sequence[Any], *, cached: bool) -> list[score.Ending]:
+    def question(self, request: Any) -> str | None:
+        """Return a request's question, if it has one and passages are read."""
+        return None if self._source is None else question_of(request.doc, self._question_field)
+
+    def endings(self, requests: Sequence[Any]) -> list[score.Ending]:
         """Return the contexts and endings of requests, after their passages.
 
-        Warns (RalmWarning) if contexts are too long and lose their oldest tokens, and if endings begin inside a token.
-        Raises UsageError if an ending and the passages do not fit into the model, TextError if an ending has no tokens.
+        Warns (RalmWarning) if contexts are too long and lose their oldest tokens. Raises UsageError if an ending and
+        the passages do not fit into the model, TextError if an ending has no tokens.
         """
         texts = [self._split(*request.args) for request in requests]
-        contexts = [without_first(context, self._documents.first) for context, _, _ in texts]
-        questions = [self.question(request, cached=cached) for request in requests]
+        contexts = [without_first(context, self._documents.first) for context, _ in texts]
         queries = [
             self._tokenizer.decode(context[-self._plan.query_tokens :]) if question is None else question
-            for context, question in zip(contexts, questions, strict=True)
+            for context, question in zip(contexts, map(self.question, requests), strict=True)
         ]
         hits, evidence = self._hits(queries, contexts), self._parts.evidence
         endings = []
-        for row_hits, context, (_, targets, _) in zip(hits, contexts, texts, strict=True):
+        for row_hits, context, (_, targets) in zip(hits, contexts, texts, strict=True):
             readings = self._parts.readings(row_hits, self._documents)
             endings.append(score.Ending.after(readings, context, targets, self._plan.max_length, self.prefix, evidence))
         self.warn_of_cuts(sum(ending.dropped > 0 for ending in endings), len(endings))
-        joins = sum(joins_inside for _, _, joins_inside in texts)
-        _warn_of(
-            joins, len(endings), "endings begin inside a token of the whole text, and have other tokens than there"
-        )
         return endings
 
     def _hits(self, queries: Sequence[str], contexts: Sequence[IntArray]) -> Sequence[Sequence[tuple[int, float]]]:
@@ -148,21 +134,18 @@ class Contexts:
         hits_of = {key: chosen.of(row) for row, key in enumerate(distinct)}
         return [hits_of.get(key, []) for key in keys]
 
-    def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray, bool]:
-        """Return the tokens of a context and of its ending, and whether a token of the whole text belongs to both.
+    def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray]:
+        """Return the tokens of a context and of its ending.
 
         As in the harness, spaces between them belong to the ending, and its tokens are those of the whole text without
         as many as the context has. An ending that has none of these is encoded apart. Without a context, the ending's
         first token is the context if it is the BOS or end-of-text token and others follow.
         """
-        joins_inside = False
         if context:
             stripped = context.rstrip()
-            before, whole = self.encode(stripped), self.encode(context + ending)
-            targets = whole[len(before) :]
-            joins_inside = common_prefix_length(before, whole) < len(before) - len(self._around[1])
+            before = self.encode(stripped)
+            targets = self.encode(context + ending)[len(before) :]
             if len(targets) == 0:
-                joins_inside = True
                 targets = self._tokenizer.encode(context[len(stripped) :] + ending)
         else:
             targets = self._tokenizer.encode(ending)
@@ -170,13 +153,7 @@ class Contexts:
             before, targets = (targets[:1], targets[1:]) if begins else (_NOTHING, targets)
         if len(targets) == 0:
             raise TextError(f"the ending {ending!r} of a context has no tokens of its own, so it has no probability.")
-        return before, targets, joins_inside
-
-
-def _warn_of(count: int, total: int, what: str) -> None:
-    """Warn (RalmWarning) of some requests of all."""
-    if count:
-        warnings.warn(f"{count:,} of {total:,} {what}", RalmWarning, stacklevel=4)
+        return before, targets
 
 
 def parse_generation_kwargs(
