@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.measuring import DATA
 from ralm.corpus.splitting import split_by_words
-from ralm.demo.documentation import standard_library_documentation
+from ralm.demo import standard_library_documentation
 from ralm.retrieval.analysis import ENGLISH, Analyser
 
 _CORPORA: Final = ("britannica/edition4", "wikipedia_passages/passages", "medquad/corpus")

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.measuring import DATA
 from ralm.corpus.sources import read_documents
-from ralm.demo.documentation import split_held_out, standard_library_documentation
+from ralm.demo import split_held_out, standard_library_documentation
 from ralm.records import Document
 
 MEDQUAD = DATA / "medquad"

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.measuring import minilm, print_table
 from ralm.corpus.splitting import make_passages
-from ralm.demo.documentation import standard_library_documentation
+from ralm.demo import standard_library_documentation
 from ralm.lm import TINY, model_path
 from ralm.lm.registry import load_local_model
 from ralm.lm.scoring import Scorer

@@ -22,7 +22,7 @@ from benchmarks.measuring import DATA
 from ralm.answering.questions import Question, read_questions
 from ralm.corpus.files import lines_of
 from ralm.corpus.sources import read_documents
-from ralm.demo.documentation import split_held_out, standard_library_documentation
+from ralm.demo import split_held_out, standard_library_documentation
 from ralm.records import Document
 from ralm.retrieval.retrieval_file import RetrievedPassage
 

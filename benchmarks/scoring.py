@@ -26,8 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from benchmarks import plain_loop
 from benchmarks.measuring import print_table, random_model
 from ralm.corpus.splitting import make_passages
-from ralm.demo.demonstration import held_out_text
-from ralm.demo.documentation import split_held_out, standard_library_documentation
+from ralm.demo import held_out_text, split_held_out, standard_library_documentation
 from ralm.lm import model_path
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import Dtype, ModelOptions, load_local_model

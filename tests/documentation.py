@@ -4,7 +4,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from ralm.demo.documentation import docstrings_of_package, standard_library_documentation
+from ralm.demo import docstrings_of_package, standard_library_documentation
 from ralm.records import Document
 
 _PACKAGES = ("asyncio", "email", "unittest")

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from ralm.demo.demonstration import HELD_OUT, INDEX, build_demo_folder
+from ralm.demo import HELD_OUT, INDEX, build_demo_folder
 from ralm.lm import TINY
 from ralm.lm.registry import load_tokenizer
 

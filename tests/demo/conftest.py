@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ralm.demo.documentation import standard_library_documentation
+from ralm.demo import standard_library_documentation
 from ralm.records import Document
 
 

@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("gguf")
 
-from ralm import lm
-from ralm.demo import demonstration
+from ralm import demo as demonstration, lm
 from ralm.distributed.models import ModelLoader
 from ralm.errors import MissingExtraError
 from ralm.lm.registry import ModelOptions, load_language_model, load_tokenizer

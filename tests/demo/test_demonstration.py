@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ralm.demo import demonstration
-from ralm.demo.demonstration import build_demo_folder
+from ralm import demo as demonstration
+from ralm.demo import build_demo_folder
 from ralm.errors import UsageError
 from ralm.records import Document
 from tests.cli.program import ralm

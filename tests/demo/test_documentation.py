@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from ralm.demo.documentation import MIN_WORDS, docstrings_of_package, split_held_out, standard_library_documentation
+from ralm.demo import MIN_WORDS, docstrings_of_package, split_held_out, standard_library_documentation
 from ralm.records import Document
 from tests.demo.conftest import Gathered
 

@@ -15,7 +15,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.corpus.splitting import make_passages
-from ralm.demo.documentation import standard_library_documentation
+from ralm.demo import standard_library_documentation
 from ralm.errors import BudgetError, UsageError
 from ralm.evaluation.intervals import Estimate
 from ralm.evaluation.perplexity import overlap_with

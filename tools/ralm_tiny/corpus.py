@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from ralm.demo.documentation import docstrings_of_package, standard_library_documentation
+from ralm.demo import docstrings_of_package, standard_library_documentation
 from ralm.records import Document
 
 DATA_CHARACTERS = 6_000_000

@@ -11,7 +11,7 @@ from ralm.lm import SMOLLM2, TINY
 from ralm.options import Option
 
 if TYPE_CHECKING:
-    from ralm.demo.demonstration import Demonstration
+    from ralm.demo import Demonstration
     from ralm.protocols import WritingModel
 
 _ROWS: Final = {
@@ -48,7 +48,7 @@ def demo_command(
     Example: `ralm demo`
     """
     from ralm.cli.output import write_page
-    from ralm.demo.demonstration import REPORT, Demonstration, build_demo_folder, demonstrate
+    from ralm.demo import REPORT, Demonstration, build_demo_folder, demonstrate
     from ralm.evaluation.report import render_report
 
     model_options.check_effect(lm)
@@ -91,7 +91,7 @@ def _print_answers(folder: Path, chat: "WritingModel") -> None:
     """Print questions, each with its answer, the sources of the answer, and the answer without passages."""
     from ralm.cli.answers import print_passages
     from ralm.cli.output import print_line
-    from ralm.demo.demonstration import INDEX, QUESTIONS, answer_questions
+    from ralm.demo import INDEX, QUESTIONS, answer_questions
 
     pipeline = ralm.Pipeline(model=chat, source=ralm.FromRetriever.of_index(folder / INDEX))
     print_line(f"{chat.name} answers questions about Python, with a passage of its documentation and without:")

@@ -98,7 +98,7 @@ def serve_command(
 
     folders = {"python": _DEMO / "index"} if demo else index_folders(index)
     if demo and not folders["python"].exists():
-        from ralm.demo.demonstration import build_demo_folder
+        from ralm.demo import build_demo_folder
 
         process.print_note(f"making {_DEMO}, the documentation of this Python as an index")
         build_demo_folder(_DEMO)

@@ -17,9 +17,8 @@ from pydantic import JsonValue
 
 from ralm.corpus.documents import Fields
 from ralm.corpus.files import whole_text
-from ralm.corpus.plain import plain_text
 from ralm.corpus.sources import read_texts
-from ralm.corpus.words import bare_words, placed_bare_words, readings_of
+from ralm.corpus.words import bare_words, placed_bare_words, plain_text, readings_of
 from ralm.errors import CorpusError, UsageError
 from ralm.options import Option, check_options
 from ralm.records import Document

@@ -159,22 +159,20 @@ class FileTable:
 
     def documents(self, entry: Entry) -> list[str]:
         """Return the ids of the documents of a file, in its order."""
-        ids = [document for document, _ in self._parts(entry)]
+        ids = (line[0] for line in self._noted(entry) if len(line) == _DOCUMENT)
         return [document for document, _ in groupby(ids)] or [entry.state.file]
 
     def parts(self, entry: Entry | None) -> dict[str, list[str]]:
         """Return the hashes of the parts of each document of a file that has lines, by its id."""
         hashes: dict[str, list[str]] = {}
-        for document, part in self._parts(entry) if entry else ():
-            hashes.setdefault(document, []).append(part)
+        for line in self._noted(entry) if entry else ():
+            if len(line) == _DOCUMENT:
+                hashes.setdefault(line[0], []).append(line[1])
         return hashes
 
     def skipped(self, entry: Entry) -> Iterator[tuple[str, str, int]]:
         """Return the reasons for which something in a file was skipped, each with an example and the number."""
         return (line for line in self._noted(entry) if len(line) != _DOCUMENT)
-
-    def _parts(self, entry: Entry) -> Iterator[tuple[str, str]]:
-        return (line for line in self._noted(entry) if len(line) == _DOCUMENT)
 
     def _noted(self, entry: Entry) -> Iterator[tuple[str, str] | tuple[str, str, int]]:
         return map(_PART.validate_json, self.lines(entry).splitlines())

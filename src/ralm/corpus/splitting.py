@@ -12,9 +12,8 @@ from typing import Annotated, Final, Literal
 import numpy as np
 
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals
-from ralm.corpus.plain import characters
 from ralm.corpus.structure import Piece, split_by_sentences, split_by_structure
-from ralm.corpus.words import runs_of_words
+from ralm.corpus.words import characters, runs_of_words
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import FullTokenizer

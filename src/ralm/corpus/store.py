@@ -177,8 +177,7 @@ class PassageStore(Sequence[Passage]):
     def columns(self, begin: int, end: int) -> list[pa.Array]:
         """Return the columns of consecutive passages of a batch, as they are stored."""
         batch, row = divmod(begin, ROWS_A_BATCH)
-        if self._batches[batch] is None:
-            self._map(batch)
+        self._mapped_batch(batch)
         return [column.slice(row, end - begin) for column in self._read(batch).columns]
 
     def origin_texts(self, titles: bool) -> pa.ChunkedArray:
@@ -188,7 +187,7 @@ class PassageStore(Sequence[Passage]):
     def metadata_runs(self) -> Iterator[tuple[int, Metadata]]:
         """Yield how many passages follow each other with the same metadata, and it; an origin alone is not parsed."""
         for batch in range(len(self._batches)):
-            *_, stored = self._batches[batch] or self._map(batch)
+            *_, stored = self._mapped_batch(batch)
             size, first = min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH), batch * ROWS_A_BATCH
             written = [] if stored is None else np.flatnonzero(np.diff(np.asarray(stored[0]))).tolist()
             for begin, end in pairwise(sorted({0, *written, size})):
@@ -202,7 +201,7 @@ class PassageStore(Sequence[Passage]):
         for batch in range(len(self._batches)):
             read = self._read(batch)
             self._guarded(lambda read=read: read.validate(full=True))  # type: ignore[misc]
-            *_, stored = self._map(batch)
+            *_, stored = self._mapped_batch(batch)
             if stored is not None:
                 for row in range(read.num_rows):
                     self._metadata(stored, batch * ROWS_A_BATCH + row)
@@ -217,7 +216,10 @@ class PassageStore(Sequence[Passage]):
             )
         return full * ROWS_A_BATCH + int(self._read(full).num_rows)
 
-    def _map(self, batch: int) -> _Batch:
+    def _mapped_batch(self, batch: int) -> _Batch:
+        """Return the columns of a batch, which is checked on first use."""
+        if (columns := self._batches[batch]) is not None:
+            return columns
         read = self._read(batch)
         if read.num_rows != min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH):
             self._damaged(f"batch {batch} has {read.num_rows:,} passages")
@@ -226,24 +228,20 @@ class PassageStore(Sequence[Passage]):
         return mapped
 
     def _texts(self, batch: int, column: int) -> pa.Array:
-        """Return the document ids or titles of a batch as bytes; the batch is checked on first use."""
-        if self._batches[batch] is None:
-            self._map(batch)
+        """Return the document ids or titles of a batch as bytes."""
+        self._mapped_batch(batch)
         return self._read(batch).column(column).cast(pa.binary())
 
     def _place(self, place: int) -> tuple[_Batch, int]:
         """Return the columns of the batch with this passage, and its row in them."""
         batch, row = divmod(place, ROWS_A_BATCH)
-        return self._batches[batch] or self._map(batch), row
+        return self._mapped_batch(batch), row
 
     def metadata_json(self, number: int) -> bytes:
         """Return the metadata of a passage, as JSON."""
         (*_, stored), row = self._place(number)
         written = -1 if stored is None else _metadata_row(stored, row)
-        if stored is None or written < 0:
-            return _NOTHING
-        ends, content = stored
-        return bytes(content[ends[written] : ends[written + 1]])
+        return _NOTHING if stored is None or written < 0 else bytes(_bytes(stored, written))
 
     def _metadata(self, stored: _Column, place: int) -> Metadata:
         """Return the metadata of a passage; the last object is kept: passages of a document follow each other."""

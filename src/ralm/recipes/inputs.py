@@ -27,8 +27,7 @@ from ralm.answering.multiple_choice import CATEGORIES
 from ralm.corpus.files import read_text
 from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.formats.arrow import dataset_records
-from ralm.demo.demonstration import held_out_text
-from ralm.demo.documentation import split_held_out, standard_library_documentation
+from ralm.demo import held_out_text, split_held_out, standard_library_documentation
 from ralm.errors import CorpusError, InputError, RalmError
 from ralm.lm import TINY, model_path
 from ralm.recipes.recipe import RESOURCES, Resource, ResourceKind, Step

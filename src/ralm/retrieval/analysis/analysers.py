@@ -20,7 +20,7 @@ from unicodedata import normalize
 
 import Stemmer
 
-from ralm.corpus.plain import PlainPart, characters, compiled, plain_parts, plain_text, split_dense
+from ralm.corpus.words import PlainPart, characters, compiled, plain_parts, plain_text, split_dense
 from ralm.retrieval.analysis import LUCENE, TermsOfRun
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""The demo and its corpus, which need no download."""
