@@ -131,7 +131,6 @@ def test_a_text_of_keys_gives_the_same_record(temperature: float, documents: int
         ("reader", "ensemble:documents", "takes keys as key=value, not 'documents'."),
         ("reader", "in-context:documents=4", "`reader=\"in-context\"` has no key 'documents': it has none."),
         ("reader", "concatenation:cut_together=yes", "cut_together is true or false, not 'yes'."),
-        ("reader", "concatenation:order=worst", "order must be one of best-first, best-last, not 'worst'."),
         ("reader", 'ensemble:documents="4', 'a quote is not closed: documents="4'),
         ("mixer", "entropy", '`mixer="entropy"` is not known: write one of similarity'),
         ("rerank", "predictive", '`rerank="predictive"` needs cross_encoder=...: A folder that'),

@@ -21,8 +21,7 @@ from ralm.reading.mixture import Contrast, PosteriorWeights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.sampling import GenerationOptions
-from ralm.recipes.catalogue import recipe_named
-from ralm.recipes.folder import RecipeFolder
+from ralm.recipes.catalogue import RecipeFolder, recipe_named
 from ralm.records import Hits
 from ralm.reranking import PredictiveOptions, ZeroShotOptions
 from ralm.reranking.lexical import Lexical

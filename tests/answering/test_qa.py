@@ -115,17 +115,6 @@ def test_several_documents_in_one_prompt_and_demonstrations(model: WritingModel)
         "Answer: a dog\n\nKnowledge: The whales sing in the deep blue sea by night.\n"
         "Fish, wool and bread are sold in the town.\nQuestion: Who sings in the sea?\nAnswer:"
     )
-    reader = Concatenation(documents=2, order="best-last")
-    [last] = (
-        PromptBuilder(PROMPT, model.tokenizer, 400, Parts(reader=reader))
-        .build(QUESTIONS[1], [(1, 2.0), (2, 1.0)], PASSAGES)
-        .prompts
-    )
-    assert last.passages == (1, 2), "the best passage is named first in either order"
-    assert model.tokenizer.decode(last.tokens).endswith(
-        "Fish, wool and bread are sold in the town.\nThe whales sing in the deep blue sea by night.\n"
-        "Question: Who sings in the sea?\nAnswer:"
-    )
     [prompt_prefix] = builder.build(QUESTIONS[0], [(1, 2.0)], PASSAGES).prompts
     assert model.tokenizer.decode(prompt_prefix.tokens).count("what keeps the sheep") == 1, (
         "it is not its own demonstration"

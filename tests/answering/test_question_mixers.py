@@ -25,7 +25,7 @@ from ralm.records import IntArray, PromptPrefix, Readings
 from ralm.storage.store import Store
 from tests.answering.given import PASSAGES, Given
 from tests.fakes import CountingModel, WordTokenizer, passages_of
-from tests.reading.test_contrast import contrasted
+from tests.reading.test_mixers import contrasted
 from tests.reference import ensemble, mixers
 
 FORM = "use {documents} ask {question} so"

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from ralm.cli import program as all_commands
-from ralm.recipes.catalogue import recipe_named, recipes
-from ralm.recipes.folder import RecipeFolder
+from ralm.recipes.catalogue import RecipeFolder, recipe_named, recipes
 from ralm.recipes.recipe import RESOURCES, Step, in_order
 
 FULL, SMALL = RecipeFolder(), RecipeFolder(stand_in=True)

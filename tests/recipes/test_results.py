@@ -11,8 +11,7 @@ from matplotlib.figure import Figure as Drawn
 
 from ralm.evaluation.intervals import Units
 from ralm.recipes import results
-from ralm.recipes.catalogue import recipe_named
-from ralm.recipes.folder import RecipeFolder
+from ralm.recipes.catalogue import RecipeFolder, recipe_named
 from ralm.recipes.measures import Sample
 from ralm.recipes.recipe import Measure
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from ralm.recipes import inputs
-from ralm.recipes.catalogue import recipes
-from ralm.recipes.folder import RecipeFolder
+from ralm.recipes.catalogue import RecipeFolder, recipes
 from ralm.recipes.results import FIGURE, JSON, MARKDOWN, RECIPE_KIND
 from ralm.storage.manifest import read_manifest
 from tests.cli.program import done, ralm

@@ -13,8 +13,6 @@ from torch import nn
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    ModernBertDecoderConfig,
-    ModernBertDecoderForCausalLM,
     XLNetConfig,
     XLNetForSequenceClassification,
 )
@@ -97,13 +95,6 @@ def test_it_chooses_the_highest_scores_of_each_row() -> None:
     assert best.of(1) == [(1, 4.0), (2, 2.0)], "with the scores of the cross-encoder"
     assert best.of(2) == [(3, 0.0)], "a single hit is kept unread"
     assert ("x y z", "x y z") not in model.asked[:8]
-
-
-def test_the_first_of_equal_ones_and_the_title_is_read() -> None:
-    passages = [ralm.Passage(0, "d", "", "q q"), ralm.Passage(1, "d", "abc", "q"), ralm.Passage(2, "d", "abc", "q")]
-    hits = Hits.from_pairs([[(0, 3), (2, 2), (1, 1)]])
-    best = Predictive(cross_encoder=Counting()).choose(Rows("abc"), hits, passages, 3)
-    assert [number for number, _ in best.of(0)] == [2, 1, 0]
 
 
 def test_a_pair_is_scored_once(tmp_path: Path) -> None:
@@ -265,14 +256,6 @@ def test_weights_that_are_missing(dropped: str, tmp_path: Path) -> None:
 PAIRS = [("ends so", "a passage"), ("and so on", "b"), ("", "no end"), ("so", "long " * 30), ("x", "one")]
 
 
-SIZES = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 258}
-
-
-def copy_tokenizer(source: Path, target: Path) -> None:
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (target / file).write_bytes((source / file).read_bytes())
-
-
 def with_a_head(source: str, tokens: int, max_length: int) -> PairModel:
     """A language model with a new head, whose weights are no longer 0."""
     model = load_pair_model(source, tokens, max_length=max_length, new=True)
@@ -301,15 +284,6 @@ def test_scores_are_read_where_the_prefix_ends_behind_the_passage(family: str, t
     assert np.ptp(scores) > 0.01
 
 
-def test_a_head_of_another_name(tmp_path: Path) -> None:
-    lm = save_tiny_model("gpt2", tmp_path / "lm")
-    config = ModernBertDecoderConfig(**SIZES, intermediate_size=32, max_position_embeddings=POSITIONS)
-    ModernBertDecoderForCausalLM(config).save_pretrained(tmp_path / "decoder")
-    copy_tokenizer(lm, tmp_path / "decoder")
-    model = load_pair_model(str(tmp_path / "decoder"), 12, max_length=POSITIONS, new=True)
-    assert model.scores(PAIRS).tolist() == [0.0] * len(PAIRS)
-
-
 def test_its_folder_says_that_the_passage_comes_first(tmp_path: Path) -> None:
     model = with_a_head(str(save_tiny_model("llama", tmp_path / "lm")), 12, POSITIONS)
     model.save(tmp_path / "saved")
@@ -326,13 +300,9 @@ def test_what_its_folder_says_must_make_sense(tmp_path: Path) -> None:
     load_pair_model(str(save_tiny_cross_encoder(tmp_path / "own")), 12).save(tmp_path / "saved")
     file = tmp_path / "saved" / "config.json"
     config = json.loads(file.read_text())
-    for name, value, place in (
-        ("passage_first", "yes", "passage_first 'yes'; train it again"),
-        ("tokens", 0, "tokens 0; train it again"),
-        ("tokens", "many", "tokens 'many'"),
-    ):
+    for name, value in (("passage_first", "yes"), ("tokens", 0), ("rank_weight", -1), ("rank_weight", None)):
         file.write_text(json.dumps(config | {"ralm": config["ralm"] | {name: value}}))
-        with pytest.raises(ModelError, match=rf"saved is damaged: its config\.json has the ralm\.{place}"):
+        with pytest.raises(ModelError, match="cannot load the cross-encoder of .*saved: 1 validation error"):
             load_pair_model(str(tmp_path / "saved"))
 
 

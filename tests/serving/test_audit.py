@@ -77,7 +77,7 @@ def test_passages_that_share_a_context_are_all_listed(index: Path, tmp_path: Pat
     with serving(local(tiny(), settings=settings, folders={"few": index}, audit=AuditLog(log))) as url:
         prompt = "By night the dog and the whales sing"
         body: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 0} if echo else {"max_tokens": 1}
-        answer = asked(url, prompt=prompt, ralm={"reader": "concatenation:order=best-last"}, **body).json()
+        answer = asked(url, prompt=prompt, ralm={"reader": "concatenation"}, **body).json()
         found = httpx.get(f"{url}/search", params={"q": prompt, "k": 3}).json()["hits"]
         line, _ = lines_of(log, 2)
     if not echo:
@@ -97,7 +97,7 @@ def test_answers_of_another_server(index: Path, tmp_path: Path, stream: bool) ->
         body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "stream": stream}
         if stream:
             body["stream_options"] = {"include_usage": True}
-        body["ralm"] = {"reader": "concatenation:order=best-last"}
+        body["ralm"] = {"reader": "concatenation"}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body)
         [line] = lines_of(log, 1)
     assert [(one["document_id"], one["rank"]) for one in line["passages"]] == [("sea", 1), ("night", 2)]

@@ -57,10 +57,6 @@ READERS: list[tuple[dict[str, Any], Parts]] = [
         Parts(reader=Ensemble(documents=2), mixer=PosteriorWeights(eta=2.0)),
     ),
     ({"reader": "concatenation", "documents": 2}, Parts(reader=Concatenation(documents=2))),
-    (
-        {"reader": "concatenation:documents=2,order=best-last"},
-        Parts(reader=Concatenation(documents=2, order="best-last")),
-    ),
 ]
 
 

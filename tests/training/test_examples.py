@@ -88,23 +88,6 @@ def test_examples_are_places_of_the_text(
     assert [place_of(one) for one in again] == found
 
 
-def test_another_seed_draws_other_examples() -> None:
-    documents = [document(f"d{i}", 40) for i in range(50)]
-    drawn = [
-        [
-            place_of(one)
-            for one in sample_examples(
-                documents,
-                WordTokenizer(),
-                ExampleOptions(examples=20, prefix_tokens=8, sequence_tokens=20, query_tokens=4, seed=seed),
-            )
-        ]
-        for seed in (0, 1)
-    ]
-    assert drawn[0] != drawn[1]
-    assert len({name for name, _, _ in drawn[0]}) > 2
-
-
 def test_runs_are_those_that_overlap_the_continuation() -> None:
     text = document("d", 200).text
     options = ExampleOptions(

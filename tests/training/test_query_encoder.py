@@ -10,11 +10,8 @@ import pytest
 import torch
 from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
-from sentence_transformers.util import pairwise_dot_score
 
 from ralm.errors import DamagedFolderError, FolderError, RalmWarning, UsageError
-from ralm.evaluation.intervals import Estimate
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions
@@ -24,7 +21,7 @@ from ralm.storage.manifest import read_manifest
 from ralm.training.encoders import QueryEncoderLoss, inner_products, losses_of
 from ralm.training.options import LikelihoodSemantics, QueryEncoderOptions, TrainingOptions
 from ralm.training.retriever import train_query_encoder
-from ralm.training.signals import Signals, open_signals
+from ralm.training.signals import Signals
 from tests.reference import learning
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
 from tests.training.made_signals import save_signals
@@ -124,36 +121,6 @@ def test_losses_and_their_gradients_are_those_of_a_plain_loop(
         np.testing.assert_allclose(gradient, by_score @ passages_PD[candidates[row]], rtol=1e-3, atol=1e-5)
 
 
-def test_where_no_candidate_is_missing_it_is_the_distillation_of_sentence_transformers(root: Path) -> None:
-    """The loss that the trainer lowers, and its gradient by all weights."""
-    index, own, signals = open_index(root / "index"), encoder(root / "bert"), open_signals(root / "signals")
-    examples, vectors = np.array([3, 0, 8]), index.passage_vectors()
-    student = QueryEncoderLoss(own, signals, vectors, QueryEncoderOptions(gamma=0.3, beta=0.2))
-    student.model.eval()
-    loss = student(None, torch.from_numpy(examples))
-    weights = [one for one in student.model.parameters() if one.requires_grad]
-    gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
-    theirs = DistillKLDivLoss(student.model, pairwise_dot_score, student_temperature=0.3, teacher_temperature=0.2)
-    queries_BD = own.query_tensor([signals.texts("query")[number].as_py() for number in examples.tolist()])
-    passages_KBD = torch.from_numpy(vectors.of(signals.passages_EK[examples])).transpose(0, 1)
-    labels_BK = torch.from_numpy(signals.log_probs_EK[examples] / 4).float()
-    expected = theirs.compute_loss_from_embeddings([queries_BD, *passages_KBD], labels_BK) / 0.3**2
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(
-        gradients, torch.autograd.grad(expected, weights, materialize_grads=True), rtol=1e-3, atol=1e-6
-    )
-
-
-def test_the_papers_likelihood_is_nearly_uniform(root: Path, tmp_path: Path) -> None:
-    """It is another training: it does not resume one with the other likelihood."""
-    quick, paper = replace(QUICK, steps=2, held_out=0), QueryEncoderOptions(semantics="paper")
-    train_query_encoder(root / "signals", tmp_path / "out", paper, quick, index=root / "index")
-    config: Any = read_manifest(tmp_path / "out", kind=ENCODER_KIND).settings["config"]
-    assert config["options"]["semantics"] == "paper"
-    signals = open_signals(root / "signals")
-    assert np.ptp(np.exp(signals.log_probs_EK), axis=1).max() < 0.02, "probabilities of whole continuations"
-
-
 def test_the_encoder_belongs_to_the_vectors_it_was_trained_for(root: Path, tmp_path: Path) -> None:
     """Also in another index with passages encoded by the same weights; not by others, and not if it was altered."""
     train_query_encoder(root / "signals", tmp_path / "out", index=root / "index", training=replace(QUICK, steps=2))
@@ -201,37 +168,6 @@ def test_a_question_encoder_of_a_pair_is_trained(root: Path, tmp_path: Path) -> 
     assert first_places(tmp_path / "index", tmp_path / "out", 2, ["sea fox", "moon"]) < 1
 
 
-def test_examples_without_a_choice_teach_nothing(root: Path, tmp_path: Path) -> None:
-    index, none_held_out = open_index(root / "index"), replace(QUICK, steps=2, held_out=0)
-    for name, candidates in (("none", [[3], [4], [5]]), ("one", [[3, 4], [], [5]])):
-        means = [[-1.0] * len(row) for row in candidates]
-        save_signals(tmp_path / name, index.fingerprint, ["sea", "fox", "moon"], candidates, means)
-    train_query_encoder(tmp_path / "one", tmp_path / "out", index=index, training=none_held_out)
-    with pytest.raises(UsageError, match="only 0 have two candidates or more"):
-        train_query_encoder(tmp_path / "none", tmp_path / "other", index=index, training=none_held_out)
-
-
-def test_a_few_documents_are_too_few_to_hold_some_out(root: Path, tmp_path: Path) -> None:
-    index, names = open_index(root / "index"), [f"d{n % 9}" for n in range(40)]
-    means = [[-1.0, -2.0]] * 40
-    save_signals(tmp_path / "signals", index.fingerprint, ["sea"] * 40, [[1, 2]] * 40, means, documents=names)
-    with pytest.raises(UsageError, match="of 9 documents, and holding some out needs at least 10"):
-        train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=QUICK)
-    assert not list(tmp_path.glob("out*"))
-    once = replace(QUICK, steps=1, held_out=0)
-    assert train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=once).held_out is None
-
-
-@pytest.mark.filterwarnings("ignore:training did not lower")
-def test_documents_that_are_equal_or_empty_teach_nothing_and_gain_nothing(root: Path, tmp_path: Path) -> None:
-    index = open_index(root / "index")
-    for name, query in (("equal", "sea"), ("empty", "")):
-        save_signals(tmp_path / name, index.fingerprint, [query] * 20, [[1, 2]] * 20, [[-1.0, -1.0]] * 20)
-        trained = train_query_encoder(tmp_path / name, tmp_path / f"{name}-out", index=index, training=QUICK)
-        assert trained.held_out is not None
-        assert trained.held_out["ensemble_change"]["value"] == pytest.approx(0, abs=1e-6)
-
-
 def test_what_does_not_belong_together(root: Path, tmp_path: Path) -> None:
     """One sentence each, and nothing is left behind."""
 
@@ -253,22 +189,6 @@ def test_what_does_not_belong_together(root: Path, tmp_path: Path) -> None:
     cls[1].pooling_mode = "cls"
     cls.save_pretrained(str(tmp_path / "cls"))
     fails(FolderError, "pooling is", root / "signals", root / "index", init=str(tmp_path / "cls"))
-
-
-def test_permuted_preferences_teach_nothing_about_unseen_queries(root: Path, tmp_path: Path) -> None:
-    """The control: each example prefers a passage at random."""
-    index = open_index(root / "index")
-    draws = np.random.default_rng(1)
-    queries = [" ".join(draws.choice(WORDS, 4)) for _ in range(60)]
-    candidates = [draws.permutation(len(WORDS))[:6].tolist() for _ in queries]
-    means = [draws.permutation([-1.0, *[-3.0] * 5]).tolist() for _ in queries]
-    save_signals(tmp_path / "signals", index.fingerprint, queries, candidates, means)
-    options = replace(QUICK, learning_rate=5e-4)
-    with pytest.warns(RalmWarning, match="did not lower the loss of the held-out examples"):
-        trained = train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=options)
-    assert trained.best_step == 0
-    assert trained.held_out is not None
-    assert not Estimate(**trained.held_out["ensemble_change"]).is_above
 
 
 def test_candidates_of_another_retriever_are_warned_of(root: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 import torch
 from sentence_transformers import CrossEncoder as TheirCrossEncoder
 
-from ralm.errors import ModelError, RalmWarning, UsageError
-from ralm.evaluation.intervals import Estimate
+from ralm.errors import UsageError
 from ralm.records import Hits
 from ralm.reranking.cross_encoder import load_pair_model
 from ralm.reranking.oracle import rank_prior
@@ -100,27 +98,6 @@ def test_it_learns_which_passages_help(trained: TrainedReranker, signals: Signal
         np.testing.assert_allclose(theirs, model.scores(pairs), rtol=1e-5, atol=1e-6)
 
 
-def test_signals_that_are_permuted_within_an_example_teach_nothing(
-    signals: Signals, index: Index, init: str, tmp_path: Path
-) -> None:
-    draws = np.random.default_rng(1)
-    orders = [draws.permutation(4) for _ in range(EXAMPLES)]
-    mean_EK = signals.log_probs_EK / signals.tokens_E[:, None]
-    permuted = save_signals(
-        tmp_path / "permuted",
-        index.fingerprint,
-        signals.texts("prefix").to_pylist(),
-        signals.passages_EK.tolist(),
-        [mean_EK[example][order].tolist() for example, order in enumerate(orders)],
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RalmWarning)  # that the loss did not become lower
-        result = train_reranker(permuted, tmp_path / "reranker", init, OPTIONS, READING, index=index)
-    held_out: Any = result.held_out
-    assert held_out["chosen"]["value"] < held_out["best"]["value"] - 0.3
-    assert not Estimate(**held_out["change"]).is_above
-
-
 def test_the_loss_is_that_of_the_plain_loop(signals: Signals, index: Index, init: str) -> None:
     made = student(signals, index, init)
     examples = np.array([5, 0, 17])
@@ -143,12 +120,6 @@ def test_a_cross_encoder_can_be_trained_further(signals: Signals, index: Index, 
     assert (after != before).any()
 
 
-def test_examples_with_one_candidate_are_left_out(index: Index, init: str, tmp_path: Path) -> None:
-    alone = save_signals(tmp_path / "alone", index.fingerprint, ["a"] * 5, [[1], [2], [3], [5], [4]], [[-1.0]] * 5)
-    with pytest.raises(UsageError, match="of the 5 examples in .* only 0 have two candidates or more"):
-        train_reranker(alone, tmp_path / "out", init, index=index)
-
-
 def test_signals_of_another_index_and_one_that_is_gone(signals: Signals, init: str, tmp_path: Path) -> None:
     build_index(passages_of("other"), tmp_path / "other")
     with pytest.raises(UsageError, match="are of another index .* give the index they were measured with"):
@@ -156,20 +127,6 @@ def test_signals_of_another_index_and_one_that_is_gone(signals: Signals, init: s
     with pytest.raises(UsageError, match="were measured with is not recorded: give it as `index`"):
         train_reranker(signals, tmp_path / "out", init)
     assert not (tmp_path / "out.unfinished").exists()
-
-
-@pytest.mark.parametrize(
-    ("reading", "said"),
-    [
-        ({"max_length": 100}, "`max_length` 100 is beyond the 64 tokens"),
-        ({"tokens": 60}, "60 tokens of the prefix leave too little room"),
-    ],
-)
-def test_lengths_that_do_not_fit(
-    signals: Signals, index: Index, init: str, tmp_path: Path, reading: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        train_reranker(signals, tmp_path / "out", init, OPTIONS, RerankerOptions(**reading), index=index)
 
 
 RANKED = np.arange(40)
@@ -215,22 +172,6 @@ def test_the_weight_is_the_best_one(tmp_path: Path, letters_index: Index, slope:
     assert (weight > 0) == (slope > 0.01) or slope == 0
 
 
-def test_it_is_part_of_the_loss(tmp_path: Path, letters_index: Index) -> None:
-    signals = signals_where_rank_helps(tmp_path / "signals", letters_index, 0.1)
-    model = load_pair_model(str(save_tiny_bert(tmp_path / "init")), 12, new=True)
-    model.rank_weight = 0.7
-    student = CrossEncoderLoss(model, signals, letters_index.passages, RerankerOptions())
-    student.model.eval()
-    with torch.no_grad():
-        losses = student.losses(RANKED[:5]).tolist()
-    for example in range(5):
-        numbers = [one for one in signals.passages_EK[example].tolist() if one >= 0]
-        scores = model.scores([("text", letters_index.passages[number].contents) for number in numbers]).tolist()
-        with_rank = [score - 0.7 * math.log(rank) for rank, score in enumerate(scores, start=1)]
-        log_probs = signals.log_probs_EK[example, : len(numbers)].tolist()
-        assert losses[example] == pytest.approx(learning.marginal_loss(with_rank, log_probs), rel=1e-4)
-
-
 @pytest.mark.filterwarnings("ignore:training did not lower")
 def test_training_begins_from_the_retrievers_order(tmp_path: Path, letters_index: Index) -> None:
     signals = signals_where_rank_helps(tmp_path / "signals", letters_index, 0.3)
@@ -254,13 +195,3 @@ def test_training_begins_from_the_retrievers_order(tmp_path: Path, letters_index
     scores = loaded.scores([("text", letters_index.passages[number].contents) for number in (5, 2, 7)])
     expected = dict(zip((5, 2, 7), scores + rank_prior(weight, 3), strict=True))
     assert dict(best.of(0)) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("weight", ["much", -1, float("inf"), None])
-def test_a_weight_that_is_none(tmp_path: Path, weight: object) -> None:
-    load_pair_model(str(save_tiny_bert(tmp_path / "init")), 12, new=True).save(tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    config["ralm"]["rank_weight"] = weight
-    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="ralm.rank_weight"):
-        load_pair_model(str(tmp_path / "out"))

@@ -3,7 +3,7 @@
 import json
 import shutil
 import sqlite3
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.lm.registry import load_local_model
-from ralm.reading.tokens import PassageDocuments
-from ralm.records import NO_PASSAGE, IntArray, ScoringSequence
-from ralm.retrieval.index import open_index
+from ralm.records import NO_PASSAGE, IntArray
 from ralm.storage.manifest import write_manifest
 from ralm.training import signals
 from ralm.training.gains import signal_statistics
@@ -116,19 +113,6 @@ def test_tables_that_do_not_belong_together(tmp_path: Path) -> None:
         open_signals(folder)
 
 
-def test_candidates_of_earlier_versions_are_read_without_their_other_columns(tmp_path: Path) -> None:
-    folder = tmp_path / "signals"
-    made = save_signals(folder, "index", ["one"], [[7]], [[-1.0]])
-    [file] = (folder / CANDIDATES).iterdir()
-    table = pq.read_table(file)
-    table = table.add_column(3, "overlap", [[None, 2]]).add_column(4, "before", [[[-3.0], [-2.0]]])
-    pq.write_table(table, file)
-    (folder / "manifest.json").unlink()
-    write_manifest(folder, kind=SIGNALS_KIND, settings={}, counts={})
-    found = open_signals(folder)
-    assert (found.passages_EK.tolist(), found.log_probs_EK.tolist()) == ([[7]], made.log_probs_EK.tolist())
-
-
 def test_impossible_continuations_are_not_trained_on(tmp_path: Path) -> None:
     infinite = float("-inf")
     signals = save_signals(
@@ -142,16 +126,6 @@ def test_impossible_continuations_are_not_trained_on(tmp_path: Path) -> None:
     training, *held_out = split_with_choice(signals, TrainingOptions(held_out=0))
     assert training.tolist() == [0, 4, 8]
     assert [len(half) for half in held_out] == [0, 0]
-
-
-def test_figures_that_are_changed_are_other_signals(tmp_path: Path) -> None:
-    """Else a training on permuted preferences would go on with the checkpoints of the real ones."""
-    signals = save_signals(tmp_path / "signals", "i", ["one"], [[7, 3]], [[-1.0, -2.0]])
-    shutil.copytree(tmp_path / "signals", tmp_path / "copy")
-    assert open_signals(tmp_path / "copy").fingerprint == signals.fingerprint
-    permuted = replace(signals, log_probs_EK=signals.log_probs_EK[:, ::-1])
-    elsewhere = replace(signals, documents_E=["other"])
-    assert len({signals.fingerprint, permuted.fingerprint, elsewhere.fingerprint}) == 3
 
 
 SMALL = ["--prefix-tokens", 12, "--sequence-tokens", 32, "--query-tokens", 12, "--document-tokens", 30]
@@ -217,23 +191,6 @@ def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, ask
     assert ralm("check", out).status == 0
 
 
-def test_continuations_are_scored_after_each_passage_and_the_prefix(
-    work: Path, tmp_path: Path, asked: list[object], tiny_folders: dict[str, Path]
-) -> None:
-    succeeded(ralm(*asked, "--out", tmp_path / "signals"))
-    model, index = load_local_model(str(tiny_folders["gpt2"])), open_index(work / "index")
-    documents = PassageDocuments(index.passages, model.tokenizer, 30, "auto")
-    examples = pq.read_table(tmp_path / "signals" / "examples.parquet").to_pylist()
-    rows = pq.read_table(tmp_path / "signals" / CANDIDATES / "00000.parquet").to_pylist()
-    for row in rows:
-        example = examples[row["example"]]
-        prefix, continuation = example["prefix_tokens"], example["continuation_tokens"]
-        document = documents[NO_PASSAGE if row["passage"] is None else row["passage"]].tolist()
-        tokens = np.array([*document, *prefix, *continuation])
-        [log_probs_P] = model.score([ScoringSequence(tokens, np.arange(len(tokens) - 4, len(tokens)))])
-        np.testing.assert_allclose(row["log_probs"], log_probs_P, rtol=1e-4)
-
-
 def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have the disk be full once, when a third part is to be measured; returns where measured parts begin."""
     measured: list[int] = []
@@ -250,13 +207,6 @@ def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[i
 
     monkeypatch.setattr(signals, "_candidate_file", measuring)
     return measured
-
-
-def failing_at(name: str, *command: object) -> None:
-    """Run the command with a function that finds the disk full."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signals, name, lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
-        assert ralm(*command).status != 0
 
 
 @pytest.mark.parametrize("replaced", [[], ["--force"]])
@@ -284,20 +234,6 @@ def test_what_is_done_is_not_measured_again(
     assert sorted(measured) == [0, 8, 8, 16, 24], "a part that was damaged is measured again"
     same(open_signals(tmp_path / "whole"), open_signals(tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
-
-
-def test_other_texts_and_fields_are_other_settings(work: Path, tmp_path: Path, asked: list[object]) -> None:
-    text = tmp_path / "text.jsonl"
-    shutil.copy(work / "corpus.jsonl", text)
-    asked[1] = text
-    failing_at("write_manifest", *asked, "--out", tmp_path / "out")
-    answer = ralm(*asked, "--out", tmp_path / "out", "--fields", "id=title")
-    assert "begun with other settings (text.fields.id id there, title here)" in answer.err
-    with text.open("a") as stream:
-        stream.write(json.dumps({"id": "new", "text": "new words " * 30}) + "\n")
-    answer = ralm(*asked, "--out", tmp_path / "out")
-    assert "begun with other settings (text.sha256" in answer.err
-    succeeded(ralm(*asked, "--out", tmp_path / "out", "--force"))
 
 
 @pytest.mark.parametrize(

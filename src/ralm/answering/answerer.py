@@ -18,7 +18,7 @@ from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource,
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
-from ralm.reading import mixture, pieces, readers
+from ralm.reading import mixture, pieces
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.provenance import TracedText, gain_as_json
 from ralm.reading.sampling import GenerationOptions
@@ -149,10 +149,9 @@ class Answerer:
         asked = question.conversation or Conversation.of(question.question.text)
         asked = asked.after(words.system).with_question(str(words.text(question.question.text, ())))
         without = "\n".join(message.content for message in asked.messages)
-        placed = self._in_prompt(numbers)
         numbered = words.numbers_passages and len(question.prompts) == 1
-        read = [passages[number] for number in placed]
-        by_number = dict(zip(placed, AnswerSource.of_text(answer.text, read, without, numbered=numbered), strict=True))
+        read = [passages[number] for number in numbers]
+        by_number = dict(zip(numbers, AnswerSource.of_text(answer.text, read, without, numbered=numbered), strict=True))
         spans = citations(text, without, alone)
         gains = {row.passage: row.gain for row in text.contributions} if self._measures else {}
         shares = pieces.passage_shares(tokens) if gains else {}
@@ -162,11 +161,6 @@ class Answerer:
         ]
         asked_text = question.question.text
         return SourcedAnswer(question=asked_text, answer=answer, text=text, sources=sources, cut=question.cut)
-
-    def _in_prompt(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Return passages, which come best first, in the order in which a prompt has them."""
-        reader = self._parts.reader
-        return reader.in_order(tuple(numbers)) if isinstance(reader, readers.Concatenation) else numbers
 
     def _compared(
         self,
@@ -192,7 +186,7 @@ class Answerer:
 
         baseline_T, alone = scored([]), dict[int, float]()
         if several:
-            places = {number: place for place, number in enumerate(self._in_prompt(numbers), 1)}
+            places = {number: place for place, number in enumerate(numbers, 1)}
             log_probs_KT = np.stack([scored([number], places[number]) for number in numbers])
             gains_K = (log_probs_KT.astype(np.float64) - baseline_T).sum(axis=1).tolist()
             alone = dict(zip(numbers, gains_K, strict=True))

@@ -17,7 +17,6 @@ from ralm.lm.api import answers, http
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
 from ralm.protocols import Reader
-from ralm.reading.readers import Concatenation
 from ralm.reading.sources import FromRetriever
 from ralm.records import Passage
 
@@ -89,10 +88,7 @@ class ChatApi:
 def _passages(question: str, source: FromRetriever | None, reader: Reader) -> list[Passage]:
     if source is None:
         return []
-    numbers = tuple(number for number, _ in source.search([question], reader.hits).of(0))
-    if isinstance(reader, Concatenation):
-        numbers = reader.in_order(numbers)
-    return [source.passages[number] for number in numbers]
+    return [source.passages[number] for number, _ in source.search([question], reader.hits).of(0)]
 
 
 def _answer_text(answer: http.JsonObject) -> str:

@@ -168,7 +168,7 @@ class PromptBuilder:
         reader = self._parts.reader
         if isinstance(reader, readers.Concatenation) and hits:
             numbers = tuple(number for number, _ in hits)
-            tokens_N = documents.encoded(numbers, reader.hits > 1 if self._official else None, reader.in_order)
+            tokens_N = documents.encoded(numbers, reader.hits > 1 if self._official else None)
             prompts = Readings.single(PromptPrefix(tokens_N, numbers))
         else:
             prompts = self._parts.readings(hits, documents)
@@ -226,10 +226,9 @@ class _PromptDocuments:
         self,
         numbers: tuple[int, ...],
         several: bool | None = None,
-        in_order: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple,
     ) -> IntArray:
         """Return the prompt with these passages in it, in this order."""
-        passages = [self.passages[number] for number in in_order(numbers)]
+        passages = [self.passages[number] for number in numbers]
         text = self.prompt.text(self.question.text, passages, self.question.choices, several=several)
         self.written[numbers] = self.tokens_of(text)
         return self.written[numbers].tokens

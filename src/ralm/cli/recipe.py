@@ -16,7 +16,7 @@ from ralm.options import Option, check_options
 from ralm.settings import LM_ARGS
 
 if TYPE_CHECKING:
-    from ralm.recipes.folder import RecipeFolder
+    from ralm.recipes.catalogue import RecipeFolder
     from ralm.recipes.recipe import Recipe
 
 _NAMES: Final = options.argument("Recipes, as `ralm recipe list` lists them.", "NAME...")
@@ -107,8 +107,7 @@ def run_command(
 
 def _open(names: Sequence[str], out: Path, how: RecipeOptions) -> "tuple[RecipeFolder, list[Recipe]]":
     """Return the folder of recipes, and those of these names."""
-    from ralm.recipes.catalogue import nearest_names, recipe_named
-    from ralm.recipes.folder import RecipeFolder
+    from ralm.recipes.catalogue import RecipeFolder, nearest_names, recipe_named
 
     resources = {key: resource for name in names for key, resource in recipe_named(name).resources.items()}
     if how.limit_tokens is not None and not any(resource.kind == "text" for resource in resources.values()):
@@ -172,7 +171,7 @@ def _run(recipe: "Recipe", folder: "RecipeFolder", how: RecipeOptions) -> flags.
     from ralm.cli import program
     from ralm.cli.models import release_models
     from ralm.cli.output import print_line
-    from ralm.recipes.folder import run_steps
+    from ralm.recipes.catalogue import run_steps
     from ralm.recipes.results import as_markdown, measure_recipe, write_result
 
     def perform(line: Sequence[str]) -> None:

@@ -8,19 +8,16 @@ put the best first, and REPLUG's joins them with a newline; so does this module.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
 
-from ralm.errors import UsageError
 from ralm.options import Option, Part
 from ralm.protocols import Documents
 from ralm.records import PromptPrefix
 
 MIN_TEMPERATURE: Final = 1e-6
 """The lowest temperature: the best document has all the weight, and the most likely token is drawn."""
-
-PassageOrder = Literal["best-first", "best-last"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,22 +70,13 @@ class Concatenation(Part):
     """Put the first `documents` hits of a row before the context; the papers' question answering reads 2.
 
     Each passage is cut to the plan's `document_tokens`; with `cut_together` all of them are cut as one text, as in
-    REPLUG's code. Raises UsageError if that would cut the best passage first.
+    REPLUG's code.
     """
 
     named: ClassVar = ("reader", "concatenation")
 
     documents: Annotated[int, Option("Passages that are read together.")] = 2
     cut_together: Annotated[bool, Option("Cut all passages together to `document_tokens` (REPLUG's code).")] = False
-    order: Annotated[PassageOrder, Option("The best passage first, or last, next to the text.")] = "best-first"
-
-    def __post_init__(self) -> None:
-        Part.__post_init__(self)
-        if self.cut_together and self.order == "best-last":
-            raise UsageError(
-                '`cut_together` cuts the end of the passages, where the best one is with `order="best-last"`: choose '
-                "one of them."
-            )
 
     @property
     def hits(self) -> int:
@@ -100,10 +88,6 @@ class Concatenation(Part):
         """The number of passages of full length in one prompt prefix."""
         return 1 if self.cut_together else self.documents
 
-    def in_order(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """Return passage numbers, given best first, in the order in which they are read."""
-        return numbers if self.order == "best-first" else numbers[::-1]
-
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
         """Return one prompt prefix of all passages, credited to the best of them.
 
@@ -111,7 +95,7 @@ class Concatenation(Part):
         `cut_together` they are one text, and passages of which the cut leaves nothing are not in the prefix.
         """
         numbers = tuple(number for number, _ in hits[: self.documents])
-        first, *further = self.in_order(numbers)
+        first, *further = numbers
         contents = [documents.passage(number).contents for number in further]
         if self.cut_together and contents:
             texts = [documents.passage(first).contents, *contents]

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.util import batch_to_device, load_file_path
@@ -53,18 +53,6 @@ class CrossEncoderSettings(BaseModel):
     tokens: int | None = Field(default=None, ge=1)
     rank_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     passage_first: bool = False
-
-    @classmethod
-    def of(cls, config: object, name: str) -> "CrossEncoderSettings":
-        """Return the settings in a config.json; ModelError if it is damaged."""
-        try:
-            return cls.model_validate_json(json.dumps(getattr(config, _SETTINGS, None) or {}), strict=True)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join([_SETTINGS, *map(str, first["loc"])])
-            raise ModelError(
-                f"{name} is damaged: its config.json has the {field} {first['input']!r}; train it again."
-            ) from None
 
 
 class PairModel:
@@ -184,6 +172,7 @@ def load_pair_model(
         causal = new and _is_language_model(source)
         modules = {"modules": [_with_new_head(source)]} if causal else {"model_name_or_path": source, **options}
         model = CrossEncoder(**modules, device=None if device == "auto" else device)
+        saved = CrossEncoderSettings.model_validate(getattr(model.model.config, _SETTINGS, None) or {}, strict=True)
     if not new and not _has_head(model):
         raise ModelError(
             f"{name} is an encoder without a head that scores pairs; train one (`ralm train reranker --init {name}`), "
@@ -198,7 +187,6 @@ def load_pair_model(
         if longest is not None and max_length > longest:
             raise UsageError(f"`max_length` {max_length} is beyond the {longest} tokens that {name} can read.")
         model.max_seq_length = max_length
-    saved = CrossEncoderSettings.of(model.model.config, name)
     settings = saved.model_copy(update={"tokens": tokens or saved.tokens})
     if new:
         settings = settings.model_copy(update={"rank_weight": 0.0, "passage_first": saved.passage_first or causal})

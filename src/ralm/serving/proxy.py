@@ -21,7 +21,6 @@ from ralm.errors import ServerError, UsageError
 from ralm.lm.api.answers import tokens_in_answer
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.http import Upstream, UpstreamAnswer
-from ralm.reading.readers import Concatenation
 from ralm.records import Passage
 from ralm.serving import errors, jobs, local, middleware, options, requests, state
 from ralm.serving.dialects import DIALECTS, CompletionDialect, RequestBody, TextSources
@@ -98,8 +97,6 @@ class ProxyService(state.ModelService):
         for row, place in enumerate(asked):
             numbers = tuple(number for number, _ in hits.of(row))
             entry.add_passages(reads.settings.index, enumerate((reads.passages[number] for number in numbers), 1))
-            if isinstance(reader, Concatenation):
-                numbers = reader.in_order(numbers)
             passages[place] = [reads.passages[number] for number in numbers]
         return reads, passages
 

@@ -34,15 +34,11 @@ class _Checked:
 class TrainingOptions(_Checked):
     """How a small model is trained.
 
-    The learning rate falls to 0 at the last step. A training repeats bit for bit on a CPU with as many threads, unless
-    `budget` ends it. Weights are float32 whatever the `precision`. Raises UsageError if a value is out of range.
+    The learning rate falls to 0 at the last step. A training repeats bit for bit on a CPU with as many threads. Weights
+    are float32 whatever the `precision`. Raises UsageError if a value is out of range.
     """
 
     steps: Annotated[int, Option("Most optimiser steps.")] = 10_000
-    budget: Annotated[
-        float,
-        Option("Minutes of each call after which the training ends; `steps` still plans learning rates. 0: no limit."),
-    ] = 0.0
     batch: Annotated[int, Option("Examples per step.")] = 32
     learning_rate: Annotated[float, Option("Peak learning rate.", above=True)] = 1e-5
     warmup: Annotated[float, Option("Share of the steps in which the learning rate rises.", maximum=1)] = 0.1
@@ -57,7 +53,9 @@ class TrainingOptions(_Checked):
     ] = "float32"
     dropout: Annotated[bool, Option("Train with the model's dropout; without it bfloat16 is faster on a CPU.")] = True
     seed: Annotated[int, Option("Seed of order, new weights and dropout.", minimum=0, maximum=MAX_SEED)] = 0
-    device: Annotated[str, Option("Where to train: cpu, cuda (the first GPU), or auto (a GPU if any).")] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Option("Where to train: cpu, cuda (the first GPU), or auto (a GPU if any).")
+    ] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

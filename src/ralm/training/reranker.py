@@ -61,9 +61,9 @@ def train_reranker(
     training_E, development_E, tested_E = split_with_choice(signals, options)
     with training_extra():
         from ralm.reranking.cross_encoder import load_pair_model
-        from ralm.training import losses, run
+        from ralm.training import losses, trainer
     check_output(Path(out), kind=RERANKER_KIND, force=force)
-    with run.own_randomness(options.seed):
+    with trainer.own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
         config: dict[str, JsonValue] = {
             "signals": {"fingerprint": signals.fingerprint, "config": dict(signals.config)},
@@ -79,7 +79,7 @@ def train_reranker(
         def results() -> dict[str, JsonValue]:
             return {"held_out": reranker_gains(signals, tested_E, before_E, trainable.choices(tested_E))}
 
-        trained = run.train(
+        trained = trainer.train(
             trainable, out, RERANKER_KIND, config, training_E, development_E, options, results=results, force=force
         )
     return TrainedReranker(**asdict(trained), rank_weight=model.rank_weight)

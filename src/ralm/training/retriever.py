@@ -78,7 +78,7 @@ def train_query_encoder(
         from ralm.retrieval.dense.encoder import SentenceEncoder
         from ralm.retrieval.dense.search import check_encoder
         from ralm.training.encoders import QueryEncoderLoss
-        from ralm.training.run import own_randomness, train
+        from ralm.training.trainer import own_randomness, train
     check_output(Path(out), kind=ENCODER_KIND, force=force)
     vectors = index.passage_vectors(options.vectors)
     with own_randomness(training.seed):
@@ -160,7 +160,7 @@ def train_retriever(
     with training_extra():
         from ralm.retrieval.dense.encoder import SentenceEncoder
         from ralm.training.encoders import EncodersLoss, Refresh
-        from ralm.training.run import own_randomness, read_trained, train
+        from ralm.training.trainer import own_randomness, read_trained, train
     if force or not is_trained(Path(out)):
         check_output(Path(out), kind=ENCODER_KIND, force=force)
     named = index.encoder_options(options.vectors)

@@ -1,30 +1,86 @@
-"""Ensembles against the plain loop for every family, and what must hold of any of them."""
+"""Readers against the papers' plain loops for every family, what must hold of any ensemble, and what does not fit."""
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from ralm.errors import UsageError
+from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.reading.mixture import UniformWeights, mix, shares, similarity_log_weights
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions, Semantics, stride_request
-from ralm.reading.readers import Ensemble
+from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, prepare_text
-from ralm.records import NO_PASSAGE, FloatArray, IntArray
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
+from ralm.retrieval.random import RandomRetriever
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reading.loops import PASSAGES, TEXT, some_hits
-from tests.reference import ensemble
+from tests.reference import concatenation, ensemble, official, paper
 
 
-def options(semantics: Semantics) -> PlanOptions:
-    return PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
+def options(semantics: Semantics = "paper", **changed: object) -> PlanOptions:
+    values = {"semantics": semantics, "stride": 4, "query_tokens": 8, "document_tokens": 8, "max_length": 40}
+    return PlanOptions(**(values | changed))  # type: ignore[arg-type]
+
+
+def joined(model: LocalLanguageModel, hits: Hits, row: int, documents: int) -> list[int]:
+    tokenizer = model.tokenizer
+    texts = [PASSAGES[number].text for number, _ in hits.of(row)[:documents]]
+    return concatenation.joined(
+        texts, lambda text: tokenizer.encode_document(text, 1000).tolist(), lambda t: tokenizer.encode(t).tolist(), 8
+    )
+
+
+@pytest.mark.parametrize(("documents", "block"), [(3, None), (2, 8)])
+def test_the_papers_loop(model: LocalLanguageModel, documents: int, block: int | None) -> None:
+    blocked: dict[str, object] = {} if block is None else {"windows": "blocked", "block": block}
+    prepared = prepare_text(TEXT, model.tokenizer, options("paper", **blocked), limit_tokens=83)
+    hits = some_hits(prepared, 4)
+    scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=Concatenation(documents=documents)))
+    expected = paper.log_probs(
+        model.model,
+        prepared.tokens.tolist(),
+        [joined(model, hits, row, documents) for row in range(len(prepared.plan))],
+        stride=4,
+        max_length=40,
+        block=block,
+        first=model.tokenizer.encode_document("", 10).tolist(),
+    )
+    np.testing.assert_allclose(scored.log_probs_T, expected, rtol=1e-4, atol=1e-5)
+    best = hits.numbers_QK[:, 0].tolist()
+    assert {*scored.passages_T.tolist()} - {NO_PASSAGE} <= {*best}, "the best passage is credited"
+
+
+def test_the_official_loop(model: LocalLanguageModel) -> None:
+    prepared = prepare_text(TEXT, model.tokenizer, options("official"), limit_tokens=83)
+    hits = some_hits(prepared, 4)
+    scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=Concatenation()))
+    candidates = [[ids] if (ids := joined(model, hits, row, 2)) else [] for row in range(len(prepared.plan))]
+    windows = official.evaluate(model.model, prepared.tokens.tolist(), candidates, stride=4, max_length=40)
+    expected = np.concatenate([window.target_log_probs for window in windows])
+    np.testing.assert_allclose(scored.log_probs_T, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_retrieved() -> None:
+    model = CountingModel(WordTokenizer(), max_length=40)
+    source = FromRetriever(RandomRetriever(len(PASSAGES)), PASSAGES, config={})
+    fits = Concatenation(documents=4)
+    assert evaluate_text(TEXT, model, options(), source=source, parts=Parts(reader=fits)).reading.measures.tokens == 21
+    message = "`documents` 5 of `document_tokens` 8 and `stride` 4 do not fit together into `max_length` 40: lower"
+    with pytest.raises(UsageError, match=message):
+        evaluate_text(TEXT, model, options(), source=source, parts=Parts(reader=Concatenation(documents=5)))
+    with pytest.raises(UsageError, match="`documents` 2 of `document_tokens` 8 and `block` 28 do not fit"):
+        options(windows="blocked", block=28).check_documents(2)
 
 
 @pytest.mark.parametrize(("semantics", "temperature"), [("paper", 0.3), ("official", 1.0)])
 def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, temperature: float) -> None:
-    prepared = prepare_text(TEXT, model.tokenizer, options(semantics), limit_tokens=83)
+    prepared = prepare_text(
+        TEXT, model.tokenizer, options(semantics, document_tokens=10, max_length=32), limit_tokens=83
+    )
     hits = some_hits(prepared, 4)
     scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=Ensemble(documents=4, temperature=temperature)))
     provenance = scored.provenance
