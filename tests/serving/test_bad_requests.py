@@ -68,7 +68,6 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"ralm": {"gain": True}, "echo": True}, "ralm.gain", "`ralm.gain` has no effect with `echo`"),
         ({"ralm": {"cache": "/tmp/x"}}, "ralm.cache", "is not supported"),
         ({"ralm": []}, "ralm", "`ralm` must be a valid dictionary"),
-        ({"user": 1}, "user", "`user` must be a valid string."),
         ({"seed": 0.5}, "seed", "`seed` must be a valid integer"),
     ],
 )

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from ralm.serving.requests import TextRequest
+from tests.serving.served import events_of
 
 SAID: list[dict[str, Any]] = [{"role": "user", "content": "Who sings in the sea?"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -88,3 +89,27 @@ def test_what_makes_another_answer_is_rejected_by_name(client: httpx.Client, pat
     assert answered.status_code == 400
     assert answered.json()["error"]["param"] == name
     assert answered.json()["error"]["message"].startswith(f"`{name}` is not supported: leave it out")
+
+
+TASK = "### Task:\nGenerate a concise title.\n### Chat History:\n<chat_history>\nUSER: Who sings?\n</chat_history>"
+USAGE = {"include_usage": True}
+OPENAI = {"User-Agent": "OpenAI/Python 3.57.0", "Accept": "application/json", "X-Stainless-Retry-Count": "0"}
+AIOHTTP = {"User-Agent": "Python/3.11 aiohttp/3.14.5", "Accept-Encoding": "gzip, deflate, br"}
+RECORDED: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "curl 7.88.1": ({"User-Agent": "curl/7.88.1", "Accept": "*/*"}, {"stream": True}),
+    "LiteLLM 1.110.2, stream": (OPENAI, {"stream": True, "stream_options": USAGE}),
+    "LlamaIndex OpenAILike 0.8.1, stream": (OPENAI, {"stream": True, "temperature": 0.0}),
+    "Open WebUI 0.12.4, usage": (AIOHTTP, {"stream": True, "stream_options": USAGE}),
+    "Open WebUI 0.12.4, title": (AIOHTTP, {"messages": [{"role": "user", "content": TASK}], "stream": False}),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_requests_of_clients_are_answered(client: httpx.Client, name: str) -> None:
+    headers, body = RECORDED[name]
+    body = {"model": "tiny-chat", "messages": SAID, "temperature": 0, "max_tokens": 8, **body}
+    answered = client.post("/v1/chat/completions", headers=headers, json=body)
+    events = events_of(answered.text) if body["stream"] else [answered.json()]
+    pieces = [one.get("message") or one["delta"] for event in events for one in event["choices"]]
+    [choice] = client.post("/v1/chat/completions", json={**body, "stream": False}).json()["choices"]
+    assert "".join(one.get("content") or "" for one in pieces) == choice["message"]["content"] != ""

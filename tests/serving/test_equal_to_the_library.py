@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,14 +24,18 @@ from ralm import (
     evaluate_text,
     generate,
 )
+from ralm.lm.local.model import LocalLanguageModel
+from ralm.lm.registry import load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.reading.mixture import PosteriorWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.provenance import traced_generation
 from ralm.serving.local import LocalService
+from ralm.serving.options import Settings
 from tests.api.backings import OfTable
 from tests.rounding import rounded
 from tests.serving.served import MODEL, PROMPTS, events_of, local, serving, tiny
+from tests.tiny_models import save_tiny_model
 
 READERS: dict[str, Parts] = {
     "in-context": IN_CONTEXT,
@@ -263,3 +268,45 @@ def test_the_end_of_a_text_is_a_token_behind_an_echoed_prompt() -> None:
             assert echoed["finish_reason"] == alone["finish_reason"]
             reasons[alone["finish_reason"]] += 1
     assert reasons.keys() == {"stop", "length"}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> LocalLanguageModel:
+    """A model whose tokenizer begins a text with a BOS."""
+    return load_local_model(str(save_tiny_model("llama", tmp_path_factory.mktemp("model") / "llama")))
+
+
+def test_a_bos_is_read_once_and_never_told(llama: LocalLanguageModel) -> None:
+    """Text begins with the BOS that the tokenizer puts first; token ids are read as they are."""
+    with serving(local(llama)) as url:
+        assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == ["llama"]
+        body = {"model": "llama", "max_tokens": 0, "echo": True, "logprobs": 0}
+        text = "The sea is"
+        ids = llama.tokenizer.encode(text).tolist()
+
+        def scored(prompt: object) -> list[float]:
+            answer = httpx.post(f"{url}/v1/completions", json={**body, "prompt": prompt}).json()
+            found: list[float] = answer["choices"][0]["logprobs"]["token_logprobs"]
+            assert found[0] is None
+            return found[1:]
+
+        of_text, with_bos, without = scored(text), scored([256, *ids]), scored(ids)
+        assert of_text == pytest.approx(with_bos[1:], abs=1e-4)
+        assert without != pytest.approx(of_text, abs=1e-2)
+
+
+def test_under_retrieval_a_bos_begins_the_reading(llama: LocalLanguageModel, index: Path) -> None:
+    settings = Settings(plan=PlanOptions(document_tokens=16, max_length=64))
+    service = local(llama, folders={"few": index}, max_length=64, settings=settings)
+    with serving(service) as url:
+        body = {"model": "llama", "max_tokens": 4, "temperature": 0, "echo": True, "logprobs": 0}
+        text = "The sea is deep and"
+        ids = llama.tokenizer.encode(text).tolist()
+        of_text, of_ids = (
+            httpx.post(f"{url}/v1/completions", json={**body, "prompt": prompt}).json()["choices"][0]
+            for prompt in (text, [256, *ids])
+        )
+        assert of_text["text"] == of_ids["text"].removeprefix("<s>")
+        one, other = of_text["logprobs"]["token_logprobs"], of_ids["logprobs"]["token_logprobs"]
+        assert one[1:] == pytest.approx(other[2:], abs=1e-4)
+        assert other[1] < 0  # the first token behind the BOS is scored

@@ -21,7 +21,7 @@ from ralm.serving.local import LocalService
 from ralm.serving.middleware import KEY, open_key
 from ralm.serving.options import Limits, ServeOptions
 from tests.api.backings import OfTable
-from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, events_of, local, save_index, serving, tiny
+from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, local, save_index, serving, tiny
 
 ASK: dict[str, Any] = {"model": "table-1", "prompt": "abc", "max_tokens": 200, "temperature": 0}
 SECRET = "sk-the-key-of-this-server"
@@ -41,8 +41,8 @@ class SlowTable(OfTable):
         return super().next_tokens(texts)
 
 
-def limited(**limits: Any) -> LocalService:
-    return local(SlowTable(), ServeOptions(limits=Limits(**limits)))
+def limited(max_length: int | None = None, **limits: Any) -> LocalService:
+    return local(SlowTable(), ServeOptions(limits=Limits(**limits)), max_length=max_length)
 
 
 def model_of(service: LocalService) -> SlowTable:
@@ -129,7 +129,7 @@ def test_a_body_that_is_too_large() -> None:
 
 
 def test_own_limits_of_tokens() -> None:
-    with serving(limited(prompt_tokens=20, new_tokens=5, texts=2, top_logprobs=2)) as url:
+    with serving(limited(max_length=20, new_tokens=5, texts=2, top_logprobs=2)) as url:
         for change, said in (
             ({"max_tokens": 6}, "`max_tokens` must be from 0 to 5."),
             ({"max_tokens": 5, "prompt": "a" * 16}, "the limit is 20: send a prompt of at most 15 tokens"),
@@ -211,7 +211,7 @@ def test_a_model_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch, ca
 
     with serving(limited()) as url, httpx.Client(base_url=url, timeout=20) as http:
         assert http.get("/health").json()["status"] == http.get("/ready").json()["status"] == "ok"
-        monkeypatch.setattr("ralm.serving.batcher.Batcher._next_sequences", fails)
+        monkeypatch.setattr("ralm.serving.batcher.Batcher._score", fails)
         for _ in range(2):
             answer = http.post("/v1/completions", json=ASK)
             assert answer.status_code == 500
@@ -258,15 +258,6 @@ def test_a_followed_index_is_opened_again_when_it_changes(tmp_path: Path, monkey
         shutil.rmtree(folder)
         time.sleep(2)
         assert found(), "an index that is gone is kept"
-
-
-def test_the_end_finishes_what_runs() -> None:
-    service = limited()
-    with ThreadPoolExecutor(1) as pool, serving(service) as url:
-        body = {**ASK, "max_tokens": 30, "stream": True}
-        answer = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=30)
-        until(lambda: model_of(service).written > 1)
-    assert len(events_of(answer.result().text)) > 10
 
 
 def test_figures_for_prometheus(client: httpx.Client) -> None:

@@ -28,10 +28,9 @@ def of_server(url: str, batch: int = 1) -> str:
     return ",".join(f"{name}={value}" for name, value in said.items()) + f",batch_size={batch},max_retries=1"
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_without_retrieval_the_figures_are_those_of_hf(plain_url: str, tasks: Path, batch: int) -> None:
+def test_without_retrieval_the_figures_are_those_of_hf(plain_url: str, tasks: Path) -> None:
     expected = evaluated("hf", tasks, KINDS, model_args=f"pretrained={model_path(MODEL)},dtype=float32", device="cpu")
-    found = evaluated("local-completions", tasks, KINDS, model_args=of_server(plain_url, batch))
+    found = evaluated("local-completions", tasks, KINDS, model_args=of_server(plain_url, batch=3))
     assert_alike(found, expected, KINDS)
 
 

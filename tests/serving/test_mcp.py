@@ -43,23 +43,18 @@ async def over_http(folders: dict[str, Path]) -> AsyncIterator[Any]:
             yield client
 
 
-@pytest.fixture(params=[over_stdio, over_http])
-def asked(
-    request: pytest.FixtureRequest, folders: dict[str, Path]
-) -> Callable[[Callable[[Any], Awaitable[None]]], None]:
-    """Runs what a client does in a session."""
+def run(opened: Any, use: Callable[[Any], Awaitable[None]]) -> None:
+    """Do what a client does in a session."""
 
-    def run(use: Callable[[Any], Awaitable[None]]) -> None:
-        async def session() -> None:
-            async with request.param(folders) as client:
-                await use(client)
+    async def session() -> None:
+        async with opened as client:
+            await use(client)
 
-        asyncio.run(session())
-
-    return run
+    asyncio.run(session())
 
 
-def test_tools(asked: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize("transport", [over_stdio, over_http])
+def test_tools(transport: Any, folders: dict[str, Path]) -> None:
     async def use(client: Any) -> None:
         assert [one.name for one in (await client.list_tools()).tools] == ["search", "fetch"]
         found = (await client.call_tool("search", {"query": "Which dog keeps sheep?", "k": 1})).structured_content
@@ -78,10 +73,10 @@ def test_tools(asked: Callable[[Any], None]) -> None:
             read = (await client.call_tool("fetch", call)).structured_content["text"].split()
             assert (len(read), read) == (words, LONG.text.split()[100:200] if words == 100 else LONG.text.split())
 
-    asked(use)
+    run(transport(folders), use)
 
 
-def test_wrong_calls_are_sentences_that_a_model_can_read(asked: Callable[[Any], None]) -> None:
+def test_wrong_calls_are_sentences_that_a_model_can_read(folders: dict[str, Path]) -> None:
     async def use(client: Any) -> None:
         for tool, arguments, said in (
             ("search", {"query": " "}, "`query` is empty: give at least one word."),
@@ -103,7 +98,7 @@ def test_wrong_calls_are_sentences_that_a_model_can_read(asked: Callable[[Any], 
         with pytest.raises(mcp.MCPError, match="there is no tool 'other'; there is: search, fetch"):
             await client.call_tool("other", {})
 
-    asked(use)
+    run(over_http(folders), use)
 
 
 def test_the_key_and_the_audit_log(index: Path, tmp_path: Path) -> None:

@@ -13,20 +13,21 @@ import httpx
 import openai
 import pytest
 
+from ralm.errors import UsageError
+from ralm.lm.api.endpoint import Endpoint
+from ralm.reading import ReadingOptions
 from ralm.serving.jobs import Workers
 from ralm.serving.middleware import Metrics
-from ralm.serving.options import Limits
-from ralm.serving.proxy import EventBuffer
+from ralm.serving.options import Limits, Settings
+from ralm.serving.proxy import EventBuffer, ProxyService
 from tests.api.writing import Reply
 from tests.serving.chat_upstream import CALL, EVENTS, NAME, USAGE, WORDS, ChatUpstream, event, passing_on
-from tests.serving.served import events_of
+from tests.serving.served import DOCUMENTS, events_of, served
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUESTION = "What sings in the deep sea by night?"
 ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
-TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
-]
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -85,16 +86,12 @@ def test_all_but_passages_goes_on_and_comes_back_as_it_is(name: str, upstream: C
     through, sent = posted(url, body), upstream.last.body
     place = max(place for place, one in enumerate(sent["messages"]) if one["role"] == "user")
     with_passages = sent["messages"][place]
-    text = (
-        with_passages["content"] if isinstance(with_passages["content"], str) else with_passages["content"][0]["text"]
+    read, own = with_passages["content"], body["messages"][place]["content"]
+    is_text = isinstance(read, str)
+    assert "\n[1] The Sea\nThe whales sing in the deep blue sea by night.\n\n[2] " in (
+        read if is_text else read[0]["text"]
     )
-    assert "\n[1] The Sea\nThe whales sing in the deep blue sea by night.\n\n[2] " in text
-    own = body["messages"][place]["content"]
-    assert (
-        with_passages["content"].endswith(f"\n\n{QUESTION}")
-        if isinstance(own, str)
-        else with_passages["content"][1:] == own
-    )
+    assert read.endswith(f"\n\n{QUESTION}") if is_text else read[1:] == own
     with_passages["content"] = own
     assert sent == sent_straight
     answer = through.json()
@@ -203,14 +200,21 @@ def test_errors_come_back_with_their_status(upstream: ChatUpstream, client: open
     assert posted(url, {"messages": ASKED}).json() == {"error": {"message": "wrong key: [key]"}}
     upstream.instead = Reply("<h1>Bad Gateway</h1>", 502)
     assert posted(url, {"messages": ASKED}).text == "<h1>Bad Gateway</h1>"
-    upstream.instead = Reply({}, 307, {"Location": "http://other/"})
-    assert posted(url, {"messages": ASKED}).status_code == 502
-    upstream.instead = Reply({}, cut_after=-1)
-    assert (
-        posted(url, {"messages": ASKED})
-        .json()["error"]["message"]
-        .startswith("the server of the language model failed")
-    )
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [Reply({}, 307, {"Location": "http://other/"}), Reply({}, cut_after=-1)]
+    + [
+        Reply({}, raw=lambda _, status=status: iter([b"HTTP/1.1 %d Odd\r\nContent-Length: 2\r\n\r\n{}" % status]))  # type: ignore[misc]
+        for status in (199, 600, 999)
+    ],
+)
+def test_what_is_no_answer_is_an_error_of_the_server(reply: Reply, upstream: ChatUpstream, url: str) -> None:
+    upstream.instead = reply
+    answer = posted(url, {"messages": ASKED})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (502, "server_error")
+    assert answer.json()["error"]["message"].startswith("the server of the language model failed")
 
 
 def test_a_server_that_breaks_off(upstream: ChatUpstream, url: str) -> None:
@@ -318,15 +322,6 @@ def test_responses_get_passages_and_sources(asked: Any, stream: bool, upstream: 
     assert (sent["model"], sent.get("stream", False)) == (NAME, stream)
 
 
-def test_metrics_name_the_routes_that_get_passages_and_no_others(url: str) -> None:
-    for path in ("/chat/completions", "/embeddings"):
-        httpx.post(f"{url}/v1{path}", json={"model": NAME, "messages": [], "input": "The sea"})
-    told = httpx.get(f"{url}/metrics").text
-    assert 'route="/v1/chat/completions"' in told
-    assert 'route="/v1/{path:path}"' in told
-    assert "embeddings" not in told
-
-
 def test_what_has_no_passages_is_passed_on_as_it_is(upstream: ChatUpstream, url: str) -> None:
     upstream.instead = Reply({"id": "file-1", "deleted": True})
     for method, path in (
@@ -346,21 +341,16 @@ def test_what_has_no_passages_is_passed_on_as_it_is(upstream: ChatUpstream, url:
     assert len(upstream.server.requests) == asked
 
 
-@pytest.mark.parametrize("count", [-5, 10**400, 10**30, "7", None, True, 1.5])
-def test_an_answer_whose_counts_are_wrong_comes_back(count: Any, upstream: ChatUpstream, url: str) -> None:
-    choices = [{"index": 0, "message": {"content": "Whales."}, "finish_reason": "stop"}]
-    upstream.instead = Reply({"choices": choices, "usage": {"prompt_tokens": count, "completion_tokens": count}})
-    answer = posted(url, {"messages": ASKED})
-    assert (answer.status_code, answer.json()["choices"][0]["message"]["content"]) == (200, "Whales.")
-
-
 @pytest.mark.parametrize(
-    ("number", "message"),
-    [(-5, {}), (10**30, {}), ("a", {}), (0, {"annotations": 7}), (0, {"annotations": [None, 3]})],
+    "odd",
+    [{"usage": {"prompt_tokens": count, "completion_tokens": count}} for count in (-5, 10**400, "7", None, True, 1.5)]
+    + [{"index": number} for number in (-5, 10**30, "a")]
+    + [{"annotations": value} for value in (7, [None, 3])],
 )
-def test_an_odd_answer_comes_back(number: Any, message: Any, upstream: ChatUpstream, url: str) -> None:
-    said = {"content": "The whales sing in the deep [1].", **message}
-    upstream.instead = Reply({"choices": [{"index": number, "message": said, "finish_reason": "stop"}]})
+def test_an_odd_answer_comes_back(odd: dict[str, Any], upstream: ChatUpstream, url: str) -> None:
+    said = {"content": "The whales sing in the deep [1].", "annotations": odd.get("annotations", [])}
+    choice = {"index": odd.get("index", 0), "message": said, "finish_reason": "stop"}
+    upstream.instead = Reply({"choices": [choice], "usage": odd.get("usage", USAGE)})
     answer = posted(url, {"messages": ASKED, "ralm": {"sources": "text"}})
     assert (answer.status_code, said["content"] in answer.text, "Sources:" in answer.text) == (200, True, True)
 
@@ -376,13 +366,6 @@ def test_a_slot_is_free_when_its_threads_have_ended() -> None:
         await waiting
 
     asyncio.run(check())
-
-
-@pytest.mark.parametrize("status", [199, 600, 999])
-def test_a_status_that_http_does_not_have(status: int, upstream: ChatUpstream, url: str) -> None:
-    upstream.instead = Reply({}, raw=lambda _: iter([b"HTTP/1.1 %d Odd\r\nContent-Length: 2\r\n\r\n{}" % status]))
-    answer = posted(url, {"messages": ASKED})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (502, "server_error")
 
 
 def test_a_key_in_a_stream_does_not_reach_the_client(upstream: ChatUpstream, url: str) -> None:
@@ -415,24 +398,22 @@ def test_embeddings_are_passed_on(upstream: ChatUpstream, url: str) -> None:
         answer = posted(url, {**body, "model": name}, "/v1/embeddings")
         assert answer.json()["data"][0]["embedding"] == [0.5], answer.text
         assert upstream.last.body == {**body, "model": sent}
-    upstream.instead = Reply({"error": {"message": "too long"}}, 400)
-    assert posted(url, {"input": "whales"}, "/v1/embeddings").json() == {"error": {"message": "too long"}}
 
 
-def test_the_query_of_an_address_goes_on(upstream: ChatUpstream, url: str) -> None:
-    assert posted(url, {"messages": ASKED}, "/v1/chat/completions?api-version=2").status_code == 200
-    assert upstream.last.path == "/v1/chat/completions?api-version=2"
-
-
-def test_tokens_of_streams_are_counted(url: str) -> None:
+def test_metrics_count_tokens_and_name_no_other_routes(url: str) -> None:
     def counts() -> list[float]:
         lines = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
         return [float(lines.get(f'ralm_tokens_total{{kind="{kind}"}}', 0)) for kind in ("prompt", "written")]
 
     before = counts()
     posted(url, {"messages": ASKED, "stream": True, "stream_options": {"include_usage": True}})
+    posted(url, {"input": "The sea"}, "/v1/embeddings")
     counted = [after - earlier for earlier, after in zip(before, counts(), strict=True)]
     assert counted == [USAGE["prompt_tokens"], USAGE["completion_tokens"]]
+    told = httpx.get(f"{url}/metrics").text
+    assert 'route="/v1/chat/completions"' in told
+    assert 'route="/v1/{path:path}"' in told
+    assert "embeddings" not in told
 
 
 def test_a_body_that_is_no_object(url: str) -> None:
@@ -441,8 +422,37 @@ def test_a_body_that_is_no_object(url: str) -> None:
         assert (answer.status_code, answer.json()["error"]["message"][:30]) == (400, "the body must be a JSON object")
 
 
-def test_other_routes(url: str) -> None:
+def test_the_routes_of_every_server(url: str) -> None:
     assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == [NAME, f"{NAME}:few", f"{NAME}:plain"]
     choices = httpx.get(f"{url}/choices").json()["choices"]
     assert choices == ["index", "retriever", "query", "reader", "documents"]
     assert httpx.get(f"{url}/search", params={"q": "whales"}).json()["hits"][0]["title"] == "The Sea"
+
+
+@pytest.mark.parametrize("prompt", ["The whales", ["The whales", "zzz"], [5, 6], [[5, 6], [7]]])
+def test_passages_stand_before_prompts_of_completions(prompt: Any, upstream: ChatUpstream, url: str) -> None:
+    upstream.instead = Reply({"choices": [{"index": 0, "text": " sing", "finish_reason": "stop"}]})
+    assert posted(url, {"prompt": prompt, "ralm": {"documents": 1}}, "/v1/completions").status_code == 200
+    read = f"The Sea\n{DOCUMENTS[1].text}\n\nThe whales"
+    expected = {str(["The whales", "zzz"]): [read, "zzz"], "The whales": read}.get(str(prompt), prompt)
+    assert upstream.last.body == {"model": NAME, "prompt": expected}
+
+
+def test_an_ensemble_cannot_be_passed_on() -> None:
+    with pytest.raises(UsageError, match="leave out `reader` ensemble and `rerank`"):
+        settings = Settings(reading=ReadingOptions(reader="ensemble"))
+        ProxyService(Endpoint("http://h/v1", "m"), 1.0, served(settings=settings))
+
+
+def test_a_server_is_ready_if_the_one_behind_answers(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with passing_on(index) as (upstream, url):
+        assert httpx.get(f"{url}/ready").json()["status"] == "ok"
+        asked = len(upstream.server.requests)
+        assert httpx.get(f"{url}/ready").status_code == 200
+        assert len(upstream.server.requests) == asked  # the outcome holds for some seconds
+        upstream.server.__exit__(None, None, None)
+        monkeypatch.setattr("ralm.lm.api.http._SECONDS_FRESH", -1.0)
+        refused = httpx.get(f"{url}/ready")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert refused.json()["error"]["message"] == "the server of the language model does not answer."
+        assert httpx.get(f"{url}/health").status_code == 200

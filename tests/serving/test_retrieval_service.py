@@ -14,8 +14,7 @@ from ralm import open_index, open_retriever
 from ralm.serving.middleware import AuditLog
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.state import SearchService
-from tests.serving.process import running
-from tests.serving.served import DOCUMENTS, save_index, served, serving
+from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, save_index, served, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUERIES = ["Which dog keeps sheep?", "", "What sings in the deep sea by night?", "xyzzy"]
@@ -121,12 +120,13 @@ def test_the_passages_of_a_batch_are_in_the_audit_log(index: Path, tmp_path: Pat
     assert '"document_id":"hill","rank":1' in log.read_text()
 
 
-def test_without_the_packages_of_models(index: Path) -> None:
+def test_without_the_packages_of_models_and_with_numba_compiled_at_the_start(index: Path) -> None:
     arguments = [sys.executable, "-c", WITHOUT_TORCH, "serve", "--port", "0", "--index", f"few={index}"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
             address = process.stderr.readline().split(" at ")[-1].strip()
+            assert "llvmlite" in Path(f"/proc/{process.pid}/maps").read_text()
             found = httpx.post(f"{address}/retrieve", json={"queries": QUERIES[:1]}, timeout=60).json()["result"]
             assert found[0][0]["id"] == "hill"
         finally:
@@ -134,6 +134,27 @@ def test_without_the_packages_of_models(index: Path) -> None:
             assert process.wait(60) == 0
 
 
-def test_no_request_waits_for_numba(index: Path) -> None:
-    with running("--index", f"few={index}", anew=True) as served:
-        assert "llvmlite" in Path(f"/proc/{served.process.pid}/maps").read_text()
+def test_a_search_is_that_of_ralm_search(client: httpx.Client, index: Path) -> None:
+    answer = client.get("/search", params={"q": "dog sheep", "k": 2}).json()
+    hits = open_index(index).bm25.retrieve(["dog sheep"], 2).of(0)
+    assert [(hit["passage"], hit["score"]) for hit in answer["hits"]] == [
+        (number, round(score, 4)) for number, score in hits
+    ]
+    assert answer["hits"][0]["metadata"] == {"url": "http://h"}
+    assert answer["index"] == "few"
+    assert client.get("/search", params={"q": "nothing of the kind", "index": "few"}).json()["hits"] == []
+
+
+def test_without_an_index_there_is_nothing_to_search(plain_url: str) -> None:
+    assert httpx.get(f"{plain_url}/search?q=a").status_code == 404
+
+
+def test_a_request_may_choose_the_retriever(dense_url: str) -> None:
+    body = {"model": MODEL, "prompt": PROMPTS[0], "max_tokens": 4, "temperature": 0}
+    for retriever in ("bm25", "dense", "hybrid", "random"):
+        choice = {"retriever": retriever, "reader": "ensemble", "documents": 3}
+        answer = httpx.post(f"{dense_url}/v1/completions", json={**body, "ralm": choice}, timeout=60).json()
+        assert answer["ralm"]["retriever"] == retriever
+        assert len(answer["ralm"]["passages"]) > 0
+        found = httpx.get(f"{dense_url}/search", params={"q": "whales", "k": 2, "retriever": retriever}).json()
+        assert len(found["hits"]) == (1 if retriever == "bm25" else 2)

@@ -86,7 +86,7 @@ def serve_command(
     """
     lm = _checked_model(lm, index, demo=demo)
     if lm is None:
-        _check_limits(serving.limits, ("cached_tokens", "prompt_tokens", "new_tokens"), " without `lm`")
+        _check_limits(serving.limits, ("cached_tokens", "new_tokens"), " without `lm`")
     plan = options.with_query_tokens(plan, retrieval, user_flags)
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
@@ -153,7 +153,7 @@ def _check_passed_on(name: str, model_options: ModelOptions, limits: Limits, use
     passed = f"requests to {name} are passed on as they are"
     if keys := keys_text(model_options, ModelOptions(api=ApiOptions(timeout=model_options.api.timeout))):
         raise UsageError(f"`lm_args` {keys} has no effect: {passed}.")
-    _check_limits(limits, ("prompt_tokens", "cached_tokens"), f": {passed}")
+    _check_limits(limits, ("cached_tokens",), f": {passed}")
     for option in _UNUSED:
         if option in user_flags:
             raise UsageError(f"{user_flags[option]} has no effect: {passed}.")

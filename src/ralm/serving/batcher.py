@@ -193,8 +193,8 @@ class Batcher:
             end = time.perf_counter()
             self._patient_until = end + _PATIENCE * (end - begin)
             self._steps += 1
-        if scorings := self._next_sequences():
-            self._score(scorings)
+        scorings = [request for request in self._queue if isinstance(request, _Scoring)]
+        self._score(scorings[: _count_that_fit([[len(scoring.sequence)] for scoring in scorings], self._chunk)])
 
     def _next_drawings(self) -> list[_Drawing]:
         """Return the oldest requests whose texts fit, advanced.
@@ -270,11 +270,6 @@ class Batcher:
             message = "reading %d requests together failed (%s); each is read alone, which is slower"
             _LOG.warning(message, requests, what, exc_info=error)
         self._failures_logged.add(what)
-
-    def _next_sequences(self) -> list[_Scoring]:
-        """Return the first sequences that a chunk holds, at least one."""
-        waiting = [request for request in self._queue if isinstance(request, _Scoring)]
-        return waiting[: _count_that_fit([[len(scoring.sequence)] for scoring in waiting], self._chunk)]
 
     def _score(self, scorings: Sequence[_Scoring]) -> None:
         """Score sequences together, longest first."""

@@ -247,7 +247,7 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
         """Write the choices; RequestError for a wrong value or prompt, or if the model cannot return the scores."""
         body, reads = self._body, self._reads
         body.check(self._limits)
-        most = self._limits.prompt_tokens or reads.settings.plan.max_length
+        most = reads.settings.plan.max_length
         new_tokens = min(body.max_tokens, self._limits.new_tokens or body.max_tokens)
         prompts = [read_prompt(prompt, self._model, most) for prompt in body.prompt]
         for prompt in prompts:

@@ -187,7 +187,7 @@ class ChatAnswer(answers.ServedAnswer[requests.ChatRequest]):
                 "`--prompt` that needs none.",
                 code="no_chat_template",
             )
-        length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
+        length = reads.settings.plan.max_length
         messages = conversation.messages
         asked_texts = [message.content.strip() for message in messages if message.role == "user"]
         errors.check_bytes(asked_texts, errors.most_bytes(length), "messages")  # every template keeps these

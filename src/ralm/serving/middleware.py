@@ -213,15 +213,17 @@ class Gate:
             self._metrics.seconds.labels(path).observe(seconds)
             _LOG.info("%s %s %d in %.3f s", scope["method"], path, status, seconds)
             if self._audit is not None and scope["path"] not in _NOT_AUDITED:
-                head: dict[str, JsonValue] = {
-                    "client": (scope.get("client") or (None,))[0],
-                    "request_id": request_id,
-                    "method": scope["method"],
-                    "path": scope["path"][:_MAX_PATH],
-                    "status": entry.status or (status if is_sent else GONE),
-                    "seconds": round(seconds, 3),
-                }
-                self._audit.write(entry, head)
+                self._audit.write(
+                    entry,
+                    {
+                        "client": (scope.get("client") or (None,))[0],
+                        "request_id": request_id,
+                        "method": scope["method"],
+                        "path": scope["path"][:_MAX_PATH],
+                        "status": entry.status or (status if is_sent else GONE),
+                        "seconds": round(seconds, 3),
+                    },
+                )
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
@@ -231,8 +233,14 @@ class Gate:
         except RequestError as error:
             await error_response(error)(scope, receive, send)
             return
-        if body is not None:
-            await self._app(scope, _after(body, receive), send)
+        if body is None:
+            return
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def next_message() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self._app(scope, next_message, send)
 
     async def _body(self, receive: Receive) -> bytes | None:
         """Return the body of a request; None if its client went away before the end."""
@@ -243,15 +251,15 @@ class Gate:
                 return None  # as no error: its traceback would hold the body for long
             body += message.get("body", b"")
             if len(body) > self._body_bytes:
-                raise RequestError(self._too_large, code="request_too_large", status=413)
+                raise self._too_large()
             if not message.get("more_body", False):
                 if not json.detect_encoding(body).startswith("utf-8"):
                     raise RequestError("the body must be encoded in UTF-8.")
                 return bytes(body)
 
-    @property
-    def _too_large(self) -> str:
-        return f"the request exceeds the limit of {self._body_bytes:,} bytes: send less at once."
+    def _too_large(self) -> RequestError:
+        message = f"the request exceeds the limit of {self._body_bytes:,} bytes: send less at once."
+        return RequestError(message, code="request_too_large", status=413)
 
     def _check(self, path: str, headers: Headers) -> None:
         """Raise RequestError if the headers are not those of a client that may ask."""
@@ -266,18 +274,8 @@ class Gate:
                 raise RequestError(message, code="invalid_api_key", status=401)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > self._body_bytes:
-            raise RequestError(self._too_large, code="request_too_large", status=413)
+            raise self._too_large()
         # bodies of other types are what browsers send to other sites without asking the server first
         is_json = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
         if (length != "0" or "transfer-encoding" in headers) and not is_json:
             raise RequestError("the body must be JSON: send it with the header Content-Type: application/json.")
-
-
-def _after(body: bytes, receive: Receive) -> Receive:
-    """Return what an application receives: a body, then all else."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def next_message() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return next_message

@@ -37,16 +37,14 @@ PASSED_ON: Final = ("index", "retriever", "query", "reader", "documents")
 class Limits:
     """Limits of a request, and of all requests together.
 
-    `prompt_tokens` and `new_tokens` None: together as many as the model reads at once. `cached_tokens` are those that a
-    local model holds, padding included; None: as many as its memory allows.
+    `new_tokens` None: as many as the model reads at once. `cached_tokens` are those that a local model holds, padding
+    included; None: as many as its memory allows.
     """
 
     body_bytes: Annotated[int, Option("Maximum size of a request in bytes.")] = 4 << 20
-    prompt_tokens: Annotated[
-        int | None,
-        Option("Maximum number of tokens of a prompt and its continuation.", default_text="as many as the model reads"),
+    new_tokens: Annotated[
+        int | None, Option("Maximum number of new tokens.", default_text="as many as the model reads")
     ] = None
-    new_tokens: Annotated[int | None, Option("Maximum number of new tokens.", default_text="as prompt_tokens")] = None
     documents: Annotated[int, Option("Maximum number of passages of a request.")] = 100
     requests_at_once: Annotated[int, Option("Requests that are answered at once.")] = 16
     requests_waiting: Annotated[int, Option("Requests in the queue; more are rejected (429).", minimum=0)] = 64

@@ -41,7 +41,7 @@ _VALUES_WITHOUT_EFFECT: Final[Sequence[tuple[str, Sequence[JsonValue] | None]]] 
     ("modalities", [["text"]]),
     ("response_format", [{"type": "text"}]),
     ("suffix", [""]),
-    ("metadata prediction service_tier store", None),
+    ("metadata parallel_tool_calls prediction prompt_cache_key safety_identifier service_tier store user", None),
 )
 """Fields of other servers that texts ignore, and the values beside null that change no answer; None: any value."""
 
@@ -91,9 +91,8 @@ def read_body(kind: type[_Body], value: object) -> _Body:
 class StreamOptions(Body):
     """Optional content of a stream."""
 
-    without_effect = {"continuous_usage_stats": [False]}
+    without_effect = {"continuous_usage_stats": [False], "include_obfuscation": None}
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
 
 
 class Chosen(Body):
@@ -132,9 +131,6 @@ class TextRequest(ChoosingRequest):
 
     without_effect = {name: values for names, values in _VALUES_WITHOUT_EFFECT for name in names.split()}
     n: int = 1
-    parallel_tool_calls: bool | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
     seed: int | None = None
     stop: str | list[str] = []  # pydantic copies it
     stream: bool = False
@@ -142,7 +138,6 @@ class TextRequest(ChoosingRequest):
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
-    user: str | None = None
 
     def sampling(self) -> dict[str, Any]:
         """Return the values of `Sampling` and the stop strings, by name; RequestError if one is wrong."""
