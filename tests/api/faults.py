@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ralm.records import FloatArray
 from tests.api.backings import Backing
 from tests.api.writing import Reply, Row
@@ -133,13 +131,6 @@ class InTheMiddle(Fault):
         return [*rows[:middle], replace(rows[middle], log_prob=self.log_prob), *rows[middle + 1 :]]
 
 
-class Ties(Fault):
-    """First and second, third and fourth token, and so on, are exactly as likely; the sum stays 1."""
-
-    def backing(self, backing: Backing) -> Backing:
-        return _Changed(backing, rows=_in_pairs)
-
-
 @dataclass(frozen=True)
 class SameText(Fault):
     """The token `second` is spelled as `first`, so that a dictionary of texts loses one of them."""
@@ -155,34 +146,22 @@ NO_FAULT = Fault()
 
 
 class _Changed:
-    """A model whose log-probabilities or names of tokens were changed."""
+    """A model whose names of tokens were changed."""
 
     def __init__(
         self,
         backing: Backing,
-        rows: Callable[[FloatArray], FloatArray] = lambda rows: rows,
-        named: dict[int, int] | None = None,
+        named: dict[int, int],
     ) -> None:
         self._backing = backing
-        self._rows = rows
-        self._named = named or {}
+        self._named = named
         self.tokenizer = backing.tokenizer
         self.max_length = backing.max_length
         self.vocabulary = backing.vocabulary
         self.end_tokens = backing.end_tokens
 
     def log_probs(self, tokens: Sequence[int]) -> FloatArray:
-        return self._rows(self._backing.log_probs(tokens))
+        return self._backing.log_probs(tokens)
 
     def piece(self, token: int) -> bytes:
         return self._backing.piece(self._named.get(token, token))
-
-
-def _in_pairs(log_probs_NV: FloatArray) -> FloatArray:
-    """Each pair of neighbours in likelihood shares its probability."""
-    order_NV = np.argsort(-log_probs_NV, axis=1, kind="stable")[:, : log_probs_NV.shape[1] // 2 * 2]
-    pairs_NP2 = np.take_along_axis(log_probs_NV, order_NV, axis=1).reshape(len(log_probs_NV), -1, 2)
-    shared_NP = np.logaddexp(pairs_NP2[..., 0], pairs_NP2[..., 1]) - np.log(2, dtype=np.float32)
-    tied_NV = log_probs_NV.copy()
-    np.put_along_axis(tied_NV, order_NV, np.repeat(shared_NP, 2, axis=1), axis=1)
-    return tied_NV

@@ -347,16 +347,6 @@ def test_a_budget_of_requests_is_exact_and_the_next_run_goes_on(tmp_path: Path, 
         assert len(server.requests) == 100
 
 
-def test_a_request_that_failed_is_not_under_way(tmp_path: Path) -> None:
-    def reply(request: Request) -> Reply:
-        return Reply({"error": "no"}, 400) if request.number == 0 else echo(request)
-
-    with HttpServer(reply) as server, client_of(server, tmp_path, requests_at_once=1) as client:
-        with pytest.raises(ServerError, match="no"):
-            list(client.answers(asked(range(1))))
-        assert numbers(client.answers(asked(range(1)))) == [0]
-
-
 def test_many_threads_share_one_client(tmp_path: Path) -> None:
     found: dict[int, list[int]] = {}
     with HttpServer(slowly(0.002)) as server, client_of(server, tmp_path, requests_at_once=3) as client:
@@ -406,29 +396,6 @@ def test_nothing_is_left_after_close(tmp_path: Path) -> None:
     assert set(threading.enumerate()) - before <= during
 
 
-def test_a_client_that_is_closed_never_ends_answers_early(tmp_path: Path) -> None:
-    def reply(request: Request) -> Reply:
-        return slowly(0.3 if request.body["n"] else 0.0)(request)
-
-    def one_by_one() -> Iterator[int]:
-        yield from range(3)
-        while len(server.requests) < 3 or server.at_once == 3:
-            time.sleep(0.001)
-        time.sleep(0.1)  # the first answer is on its way
-        yield from range(3, 1000)
-
-    with HttpServer(reply) as server, client_of(server, tmp_path, requests_at_once=4) as client:
-        answers = client.answers(asked(one_by_one()))
-        assert numbers(iter([next(answers)])) == [0]
-        while len(server.requests) < 4:
-            time.sleep(0.001)
-        client.close()
-        found = [next(answers) for _ in range(3)]
-        assert numbers(iter(found)) == [1, 2, 3]
-        with pytest.raises(UsageError, match="closed while its answers were awaited"):
-            next(answers)
-
-
 def test_a_client_that_is_forgotten_leaves_no_thread(tmp_path: Path) -> None:
     with HttpServer(echo) as server:
         client = client_of(server, tmp_path)
@@ -460,10 +427,8 @@ def start(server: HttpServer, tmp_path: Path, count: int, last: str = "") -> "su
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
 
 
-@pytest.mark.parametrize(
-    "last", ["", "answers = client.answers(ApiRequest('/completions', {'n': n}, 3) for n in range(9)); next(answers)"]
-)
-def test_a_program_that_never_closes_ends(tmp_path: Path, last: str) -> None:
+def test_a_program_that_never_closes_ends(tmp_path: Path) -> None:
+    last = "answers = client.answers(ApiRequest('/completions', {'n': n}, 3) for n in range(9)); next(answers)"
     with HttpServer(echo) as server, start(server, tmp_path, 3, last) as program:
         out, err = program.communicate(timeout=60)
         assert (out, err, program.returncode) == ("0\n1\n2\n", "", 0)
@@ -493,7 +458,7 @@ signal.signal(signal.SIGALRM, signal.default_int_handler)
 def numbers(client, count):
     return [answer["said"]["n"] for answer in client.answers(ApiRequest("/c", {"n": n}, 1) for n in range(count))]
 
-for identity in range(6):
+for identity in range(2):
     with Client(Endpoint(sys.argv[1], "m"), ApiOptions(answers=Path(sys.argv[2]), requests_at_once=4)) as client:
         for part in range(8):
             client.identity = f"{identity}-{part}"
@@ -512,13 +477,6 @@ def test_interrupts_at_any_moment_leave_a_client_that_works(tmp_path: Path) -> N
     with HttpServer(slowly(0.002)) as server:
         command = [sys.executable, "-c", IMPORTS + INTERRUPTED, server.url, str(tmp_path / "answers"), "0"]
         subprocess.run(command, timeout=240, check=True)
-
-
-def test_bodies_are_sent_as_they_are(tmp_path: Path) -> None:
-    body: dict[str, Any] = {"n": 1, "prompt": [0, 50256], "text": "né\u2028\n", "none": None, "nested": {"x": [1.5]}}
-    with HttpServer(echo) as server, client_of(server, tmp_path) as client:
-        (answer,) = client.answers([ApiRequest("/completions", body, 2)])
-        assert server.requests[0].body == answer["said"] == json.loads(json.dumps(body))
 
 
 STORED = answer_key("model", "/completions", {"prompt": [1, 2]})
@@ -553,27 +511,21 @@ def test_where_answers_are_by_default(tmp_path: Path, monkeypatch: pytest.Monkey
     assert default_answers({"XDG_CACHE_HOME": "/caches", "RALM_CACHE": "/mine"}) == Path("/mine/answers.sqlite")
 
 
-def test_an_answer_takes_little_room(tmp_path: Path) -> None:
-    answer: JsonObject = {"logprobs": [{"token": "a", "logprob": -0.5}] * 2000}
-    with closing(AnswerStore(tmp_path / "answers")) as store:
-        store.put(STORED, answer)
-    assert (tmp_path / "answers").stat().st_size < len(json.dumps(answer)) / 3
-
-
-@pytest.mark.parametrize("text", ['"\\ud83d"', '{"a": "\\udc9c"}', "[" * 500 + "]" * 500])
-def test_half_a_character_and_deep_nesting_are_read_and_written(tmp_path: Path, text: str) -> None:
-    answer: JsonObject = {"text": json.loads(text)}
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"text": json.loads('"\\ud83d"')},  # half a character
+        {"text": json.loads("[" * 500 + "]" * 500)},
+        {"prompt": [0, 50256], "text": "n\u00e9\u2028\n", "none": None, "values": [math.inf, -math.inf]},
+        {"logprobs": [{"token": "a", "logprob": -0.5}] * 2000},
+    ],
+    ids=["half a character", "deep", "values", "long"],
+)
+def test_stored_answers_are_read_as_they_came(tmp_path: Path, answer: JsonObject) -> None:
     with closing(AnswerStore(tmp_path / "answers")) as store:
         store.put(STORED, answer)
         assert store.get(STORED) == answer
-
-
-def test_not_a_number_and_infinity_are_kept(tmp_path: Path) -> None:
-    with closing(AnswerStore(tmp_path / "answers")) as store:
-        store.put(STORED, {"found": [math.nan, math.inf, -math.inf]})
-        found: Any = (store.get(STORED) or {})["found"]
-    assert math.isnan(found[0])
-    assert found[1:] == [math.inf, -math.inf]
+    assert (tmp_path / "answers").stat().st_size < 20_000, "compressed"
 
 
 @pytest.mark.parametrize(

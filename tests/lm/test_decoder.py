@@ -61,7 +61,7 @@ def test_rows_of_different_lengths_equal_each_alone(model: LocalLanguageModel, t
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 250, size=size) for size in (9, 1, 17, 30, 4)]
     continuations = decoder(model, tokens_per_batch)
-    for step in range(32):
+    for step in range(24):
         check(model.model, continuations, texts)
         texts = [np.append(text, draw.integers(0, 250)) for text in texts]
         match step:
@@ -93,11 +93,11 @@ def test_tensors_are_seldom_made_anew(tiny_folders: dict[str, Path], monkeypatch
     draw = np.random.default_rng(0)
     continuations = decoder(model)
     texts: list[IntArray] = []
-    for step in range(200):
+    for step in range(100):
         texts = [np.append(text, step % 250) if len(text) < 40 else draw.integers(0, 250, 4) for text in texts]
         if step < 16:
             texts.append(draw.integers(0, 250, 3))
-        if step % 20 == 0:
+        if step % 25 == 0:
             check(model.model, continuations, texts)
         else:
             continuations.next_tokens(texts)
@@ -106,18 +106,22 @@ def test_tensors_are_seldom_made_anew(tiny_folders: dict[str, Path], monkeypatch
     assert max(rows * columns for rows, columns in made) <= 2 * 16 * (40 + 64)
 
 
+@pytest.fixture(scope="module")
+def windowed(tiny_folders: dict[str, Path]) -> LocalLanguageModel:
+    return load_transformers_model(str(tiny_folders["gpt_neo"]))
+
+
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=4)
 
 
 @settings(max_examples=examples(25))
 @given(moves=st.lists(st.tuples(LENGTHS, st.randoms(use_true_random=False)), min_size=1, max_size=5))
-def test_any_texts_after_any_others(tiny_folders: dict[str, Path], moves: list[tuple[list[int], object]]) -> None:
+def test_any_texts_after_any_others(windowed: LocalLanguageModel, moves: list[tuple[list[int], object]]) -> None:
     """Two tokens only, so that beginnings are shared by chance, among several rows."""
-    model = load_transformers_model(str(tiny_folders["gpt_neo"]))
-    continuations = decoder(model)
+    continuations = decoder(windowed)
     for lengths, random in moves:
         texts = [np.array([random.randint(0, 1) for _ in range(length)]) for length in lengths]  # type: ignore[attr-defined]
-        check(model.model, continuations, texts)
+        check(windowed.model, continuations, texts)
 
 
 def test_what_new_texts_share_is_read_once(model: LocalLanguageModel) -> None:

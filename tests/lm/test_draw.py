@@ -68,7 +68,7 @@ def assert_same(one: Drawn, other: Drawn) -> None:
         assert log_prob == pytest.approx(expected, rel=1e-6, abs=1e-5)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(120))
 @given(
     st.integers(0, 2**32 - 1),
     st.lists(st.tuples(st.integers(1, 4), SETTINGS, st.integers(1, 3)), min_size=1, max_size=3),

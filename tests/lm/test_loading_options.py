@@ -21,7 +21,6 @@ from ralm.lm.registry import ModelOptions, load_language_model, load_local_model
 from ralm.reading.parts import Parts
 from ralm.records import FloatArray, Message, Passage, ScoringSequence
 from tests.chat_models import TEMPLATE, save_chat_model
-from tests.cli.program import printed
 from tests.tiny_models import save_tiny_model
 
 TOKENS = np.arange(1, 20)
@@ -195,14 +194,3 @@ def test_a_system_message_and_demonstrations(tmp_path: Path) -> None:
     assert cut.demonstrations > 0
     with pytest.raises(UsageError, match="only .* fit into the model"):
         written(prompt, tokenizer, room=10)
-
-
-def test_the_commands_take_them(tmp_path: Path) -> None:
-    folder = save_chat_model(tmp_path / "chat", THINKING)
-    file = tmp_path / "questions.jsonl"
-    file.write_text('{"question": "who sings", "answer": ["whales"]}\n')
-    asked = ["qa", file, "--lm", folder, "--new-tokens", 2]
-    given = printed(*asked, "--demonstrations", file, "--lm-args", "template_arguments=enable_thinking=false")
-    assert given["config"]["model"]["template_arguments"] == {"enable_thinking": False}
-    plain = printed(*asked)
-    assert plain["gold_log_prob"] != given["gold_log_prob"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ralm.errors import ModelError
 from ralm.lm import scoring
@@ -14,6 +14,7 @@ from ralm.lm.local.model import load_transformers_model
 from ralm.lm.scoring import Scorer
 from ralm.records import FloatArray, Request, ScoringSequence
 from ralm.storage.store import Store
+from tests.campaign import examples
 from tests.fakes import CountingModel, WordTokenizer
 
 
@@ -44,6 +45,7 @@ def watched() -> Watched:
 TOKENS = st.lists(st.integers(0, 2), max_size=4)
 
 
+@settings(max_examples=examples(40))
 @given(
     calls=st.lists(
         st.lists(st.builds(request, TOKENS, st.lists(st.integers(0, 2), min_size=1, max_size=3), TOKENS.filter(bool)))

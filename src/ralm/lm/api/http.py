@@ -357,8 +357,6 @@ def cause_of(error: BaseException) -> str:
     reason, inner = "no reason given", error.__cause__ or error.__context__
     while inner is not None:
         number = getattr(inner, "errno", None) or 0
-        if isinstance(inner, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted: {inner.verify_message}"
         if isinstance(inner, ssl.SSLError):
             return f"no encrypted connection: {inner.reason or inner}"
         reason = os.strerror(number) if number > 0 else str(inner) or reason
