@@ -21,8 +21,8 @@ from typing import Final
 from benchmarks.measuring import print_table
 from benchmarks.real_rows import ORDERS, SCALES, Row, prepare, rows
 from ralm.cli import program
-from ralm.cli.models import release_models, sharing_models
 from ralm.cli.output import with_interval
+from ralm.cli.process import release_models, sharing_models
 from ralm.evaluation.intervals import LEVEL, Estimate, holm
 from ralm.runs.run import compare_runs
 

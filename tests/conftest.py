@@ -19,11 +19,10 @@ from hypothesis import HealthCheck, settings
 from torch.utils import collect_env
 
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
-from ralm.processes import collect_rarely
 from tests.campaign import examples, sampled
 from tests.tiny_models import FAMILIES, save_tiny_model
 
-collect_rarely()  # as the program itself does
+gc.set_threshold(20_000)  # as the program itself does
 # a busy machine is no fault, and fixtures of a test may stay for all its examples
 settings.register_profile(
     "ralm", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -23,8 +23,6 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from ralm.processes import collect_rarely
-
 _REPOSITORY = Path(__file__).parents[1]
 _LOADED = """
 import ralm.cli, ralm.harness, ralm.lm.api.model, ralm.lm.local.model, ralm.retrieval.index, ralm.serving.server
@@ -251,7 +249,7 @@ def _run(asked: int, out: int, err: int) -> None:
 def _main() -> int:
     """The exit status of what is run in this process."""
     asking, loading = sys.argv[1:]
-    collect_rarely()  # as the program itself does
+    gc.set_threshold(20_000)  # as the program itself does
     exec(loading, {})
     gc.freeze()  # else a collection in a program writes to every object, so that all memory is copied
     run = _serve(socket.socket(fileno=int(asking)))

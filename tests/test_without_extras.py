@@ -48,7 +48,7 @@ MISSING = {
         ["encode", "index", "--encoder", "bert"],
     ],
     "judge": [["search", "index", "--topics", "topics.tsv", "--qrels", "qrels.txt"]],
-    "serve": [["serve", *LM], ["serve", "--demo"]],
+    "serve": [["serve", *LM]],
     "datasets": [["index", "hf:some/corpus", "--out", "other"]],
     "mcp": [["mcp", "--index", "index"]],
     "ray": [["eval", "text.txt", *LM, "--lm-args", "ray=auto"]],

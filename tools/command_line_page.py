@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ralm.cli import program
-from ralm.cli.parts import RECORDS, default_of, meaning_of
+from ralm.cli.check import RECORDS, default_of, meaning_of
 from ralm.grammar import keys_of
 
 WIDTH = 100

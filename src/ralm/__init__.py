@@ -16,4 +16,5 @@ if (sys.argv[0] == "-m" and "ralm" in sys.orig_argv) or sys.argv[0].endswith("/r
 
 import lazy_loader
 
+__version__ = "0.1.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -139,7 +139,6 @@ from .training.options import (
 from .training.reranker import train_reranker as train_reranker
 from .training.retriever import train_query_encoder as train_query_encoder, train_retriever as train_retriever
 from .training.signals import Signals as Signals, make_signals as make_signals, open_signals as open_signals
-from .version import __version__ as __version__
 from .worth import (
     HeldOut as HeldOut,
     Worth as Worth,
@@ -149,3 +148,5 @@ from .worth import (
     held_out_texts as held_out_texts,
     judge_corpus as judge_corpus,
 )
+
+__version__: str

@@ -56,11 +56,7 @@ class StorageError(RalmError):
     """The disk is full, or the file cannot be written; what was there before is untouched."""
 
 
-class WorkerError(RalmError):
-    """A worker process died."""
-
-
-class ClusterError(WorkerError):
+class ClusterError(RalmError):
     """A Ray cluster is not there, has failed, or one of its machines cannot do the job."""
 
 

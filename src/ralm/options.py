@@ -2,11 +2,11 @@
 
     stride: Annotated[int, Option("Number of tokens between retrievals.")] = 4
 
-This puts the name, type, default, bounds, choices, help, and conditions of an option in one place. The flags of a
+This puts the name, type, default, bounds, choices and help of an option in one place. The flags of a
 command, the values of a sweep, the JSON schema of a request, and the keys of a part (`ralm.grammar`) are made from it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
@@ -19,18 +19,6 @@ from ralm.validation import MAX_COUNT, MAX_SEED, check_count, check_number, chec
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """The condition for an option to have an effect: in words, and as a function of the record that has the option."""
-
-    text: str
-    met: Callable[[Any], bool]
-
-    def unmet(self, record: Any) -> str:
-        """Return the condition in words if it does not hold, else ""."""
-        return "" if self.met(record) else self.text
-
-
-@dataclass(frozen=True, slots=True)
 class Option:
     """What an option declares besides its name, type and default.
 
@@ -40,8 +28,7 @@ class Option:
     requests may not choose: it names a file, a model or an address. `argument` means an argument of a command, which
     its help calls `metavar`.
 
-    A record whose options stand beside the others may leave some of them out (`without`), and set conditions in place
-    of their own, which look at what holds the record (`inner`).
+    A record whose options stand beside the others may leave some of them out (`without`).
     """
 
     help: str
@@ -51,13 +38,11 @@ class Option:
     above: bool = False
     default_text: str | None = None
     flag: str | None = None
-    needs: Needs | None = None
     part: str | None = None
     private: bool = False
     argument: bool = False
     metavar: str | None = None
     without: tuple[str, ...] = ()
-    inner: Mapping[str, Needs] | None = None
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]) -> Any:
         """Return the schema of the type with help and bounds; pydantic calls this for fields of requests."""
@@ -92,19 +77,22 @@ class Option:
         return self.minimum if self.minimum is not None else 1 if whole else 0
 
 
-def seed_option(needs: Needs | None = None) -> Option:
+def seed_option() -> Option:
     """Return the declaration of a seed, which every record that draws at random has."""
-    return Option("Seed of random draws.", minimum=0, maximum=MAX_SEED, needs=needs)
+    return Option("Seed of random draws.", minimum=0, maximum=MAX_SEED)
 
 
 class Declared(NamedTuple):
-    """An option: the name, type and declaration of a field, its default (MISSING if none), and the record."""
+    """An option: the name, type and declaration of a field, its default (MISSING if none), and its title in help.
+
+    The title is what the record that has the option decides, as where it stands in another record says.
+    """
 
     name: str
     kind: Any
     option: Option
     default: Any
-    owner: type
+    group: str = ""
 
     @property
     def key(self) -> str:
@@ -121,7 +109,7 @@ class Declared(NamedTuple):
 def declared(record: type) -> tuple[Declared, ...]:
     """Return the options of a record: its fields that are annotated with an `Option`."""
     return tuple(
-        Declared(field.name, kind, option, default, record)
+        Declared(field.name, kind, option, default)
         for field in fields(record)
         for kind, marks in [annotation(field.type)]
         for option in marks
@@ -134,7 +122,9 @@ def options_of(record: type, base: Any = MISSING, without: tuple[str, ...] = ())
     """Yield the options with a flag or key of a record and of those in it; defaults are those of `base`, if given."""
     for declaration in _on_base(record, base, without):
         if declaration.is_group:
-            yield from options_of(declaration.kind, declaration.default, (*without, *declaration.option.without))
+            title = declaration.option.help.removesuffix(".")
+            for option in options_of(declaration.kind, declaration.default, (*without, *declaration.option.without)):
+                yield option._replace(group=option.group or title)
         elif declaration.option.flag != "":
             yield declaration
 
@@ -181,44 +171,6 @@ class Part:
     def config(self) -> dict[str, JsonValue]:
         """Return the name and all options."""
         return {**dict([self.named]), **asdict(self)}
-
-
-def check_effects(record: Any, written: Mapping[str, str]) -> None:
-    """Raise UsageError if an option, in a record or one within it, has no effect; `written` has each by its name."""
-    reject_unused(unused_options(record, written), written)
-
-
-def reject_unused(unused: Mapping[str, str], written: Mapping[str, str]) -> None:
-    """Raise UsageError for the first option without an effect."""
-    for name, needs in unused.items():
-        raise UsageError(f"{written[name]} has no effect without {needs}.")
-
-
-def unused_options(record: Any, names: Collection[str]) -> dict[str, str]:
-    """Return the options of these names that no record uses, of this one and those in it, each with what it needs."""
-    missing: dict[str, list[str]] = {}
-    for name, needs in _conditions(record, names, "", {}):
-        missing.setdefault(name, []).append(needs)
-    return {name: " or ".join(dict.fromkeys(needs)) for name, needs in missing.items() if all(needs)}
-
-
-def _conditions(
-    record: Any, names: Collection[str], missing: str, outer: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    """Yield the options of these names, each with its unmet condition, or "".
-
-    `missing` is that of the whole record; `outer` has those that the records around it set for its options.
-    """
-    for declaration in declared(type(record)):  # type: ignore[arg-type]
-        if not declaration.is_group and declaration.key not in names:
-            continue
-        needs = declaration.option.needs
-        unmet = missing or outer.get(declaration.name, needs.unmet(record) if needs else "")
-        if declaration.is_group:
-            inner = {name: needs.unmet(record) for name, needs in (declaration.option.inner or {}).items()}
-            yield from _conditions(getattr(record, declaration.name), names, unmet, {**outer, **inner})
-        else:
-            yield declaration.key, unmet
 
 
 def annotation(of: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeVar
 from ralm.errors import UsageError
 from ralm.grammar import read_keys
 from ralm.lm.registry import ModelOptions
-from ralm.options import Needs, Option, check_effects
+from ralm.options import Option
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.mixture import MIXERS
 from ralm.reading.plan import DENSE_QUERY_TOKENS, PlanOptions
@@ -26,7 +26,6 @@ LM_ARGS: Final = Option(
     flag="lm-args",
     part="keys",
 )
-INDEX_GIVEN: Final = Needs("`index`", lambda options: options.index is not None or options.retrieval.is_service)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ class PipelineOptions:
 
     lm: Annotated[str, Option(LM)]
     index: Annotated[Path | None, Option("Read with passages from this index.")] = None
-    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=INDEX_GIVEN)] = field(
+    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.")] = field(
         default_factory=RetrieverOptions
     )
     reading: Annotated[ReadingOptions, Option("How passages are read.")] = field(default_factory=ReadingOptions)
@@ -44,7 +43,7 @@ class PipelineOptions:
     @property
     def retrieves(self) -> bool:
         """Whether passages are found for queries, in an index or by a search service."""
-        return INDEX_GIVEN.met(self)
+        return self.index is not None or self.retrieval.is_service
 
     def check_source(self, file: object = None) -> None:
         """Raise UsageError if there are two sources of passages, `file` too, or none for parts that read them."""
@@ -53,8 +52,11 @@ class PipelineOptions:
         if self.retrieval.is_service and (self.index or file):
             other = "index" if self.index else "retrieved"
             raise UsageError(f"`{other}` and a search service as `retriever` have passages: give one of them.")
+        if not self.retrieves and self.retrieval != RetrieverOptions():
+            raise UsageError("`retriever`, `where` and the like choose passages of an index: give `index`.")
         if not (self.retrieves or file) and self.reading != ReadingOptions():
             raise UsageError("`reader`, `documents`, `mixer` and `rerank` read passages: give `index` or `retrieved`.")
+        self.reading.check_mixer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,6 @@ _Planned = TypeVar("_Planned", bound=PlannedOptions)
 def read_settings(record: type[_Planned], texts: Mapping[str, str], title: str) -> _Planned:
     """Return the settings with the papers' query length for the retriever; a UsageError begins with the `title`."""
     options = read_keys(record, texts, title)
-    check_effects(options, {name: f"`{name}`" for name in texts})
     if options.retrieval.is_dense and "query_tokens" not in texts:
         return replace(options, plan=replace(options.plan, query_tokens=DENSE_QUERY_TOKENS))
     return options

@@ -66,7 +66,7 @@ class WorthOptions:
     prefix_tokens: Annotated[int, Option("Minimum number of tokens before a stride.", maximum=240)] = 64
     document_tokens: Annotated[int, Option("Maximum number of tokens of a passage; longer ones are cut.")] = 256
     budget: Annotated[float, Option("Minutes to measure; then the verdict so far. 0: no limit.")] = 2.0
-    seed: Annotated[int, seed_option(None)] = 0
+    seed: Annotated[int, seed_option()] = 0
 
     def __post_init__(self) -> None:
         check_options(self)

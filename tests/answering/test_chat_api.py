@@ -59,18 +59,9 @@ def test_what_is_named_is_sent(upstream: ChatUpstream) -> None:
     assert upstream.last.body == {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], **sampled}
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (("--reader", "ensemble:documents=2"), "leave out --reader ensemble and --rerank"),
-        (("--max-length", 64), "--max-length has no effect on a chat API"),
-        (("--top-k", 5, "--temperature", 1), "--top-k has no effect on a chat API"),
-        (("--lm-args", "answers=x"), "--lm-args answers=x has no effect on a chat API"),
-        (("--lm-args", "tokenizer=gpt2"), "--lm-args tokenizer=gpt2 has no effect on a chat API"),
-    ],
-)
-def test_what_has_no_effect(more: tuple[object, ...], said: str, upstream: ChatUpstream, index: Path) -> None:
-    failed(ralm(*asked(upstream, "--index", index, *more)), 2, said)
+def test_an_ensemble_of_one_request_is_an_error(upstream: ChatUpstream, index: Path) -> None:
+    answer = ralm(*asked(upstream, "--index", index, "--reader", "ensemble:documents=2"))
+    failed(answer, 2, "leave out --reader ensemble and --rerank")
     assert upstream.server.requests == []
 
 

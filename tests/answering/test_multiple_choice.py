@@ -420,12 +420,6 @@ def test_mmlus_folders_by_the_command(files: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
-        (
-            ["--new-tokens", "3"],
-            2,
-            "--new-tokens has no effect without --join answers, as these questions have choices",
-        ),
-        (["--semantics", "official"], 2, "--semantics has no effect without open questions: these have choices"),
         (["--retrieved", "questions.jsonl"], 1, "has no passages"),
         (["--prompt", "replug"], 2, "give a --prompt with {choices}"),
         (["--fields", "answers=c"], 1, "line 1 has no field 'c'"),

@@ -231,7 +231,6 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
         (["--reader", "ensemble"], 2, "read passages: give --index or --retrieved"),
         (["--baseline"], 2, "--baseline has no effect"),
         (["--shots", "3"], 2, "--shots has no effect without --demonstrations"),
-        (["--join", "answers"], 2, "--join has no effect"),
         (["--retrieved", "bare.jsonl"], 1, "has no passages"),
     ],
 )

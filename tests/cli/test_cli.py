@@ -352,7 +352,7 @@ def test_a_sweep_over_retrievers_has_a_table(evaluate: list[object]) -> None:
     [
         (
             {"--over": "mixer=uniform,posterior"},
-            "--mixer makes no difference: it has no effect without --reader ensemble",
+            "--mixer has no effect without --reader ensemble",
         ),
         ({"--over": "stride=2,2"}, "--stride has a value twice: 2,2."),
         ({"--over": "documents=2,"}, "--documents must be a whole number, not"),

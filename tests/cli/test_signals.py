@@ -16,10 +16,9 @@ from types import FrameType
 import pytest
 
 from ralm.cli.process import signals_unwind
-from ralm.errors import WorkerError
-from ralm.processes import HeldSignals
+from ralm.errors import ClusterError
+from ralm.storage.work import HeldSignals
 from tests.campaign import campaign
-from tests.forked import started
 
 pytestmark = pytest.mark.slow
 
@@ -146,41 +145,6 @@ def test_a_signal_at_any_import_ends_the_program_without_a_traceback(
         assert err == "", count
 
 
-AT_LINE = """
-import signal, sys
-def trace(frame, event, _):
-    global left
-    files = [one and one.f_code.co_filename for one in (frame, frame.f_back)]
-    if not (files[0].endswith(OWN) or files[0].endswith("contextlib.py") and files[1].endswith(OWN)):
-        return None
-    if event == "line":
-        left -= 1
-        if left == -1:
-            signal.raise_signal({number})
-    return trace
-left, OWN = {line}, ("ralm/cli/__init__.py", "ralm/cli/process.py")
-sys.settrace(trace)
-"""
-"""Code that sends a signal when the program comes to a line of the code that handles signals."""
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_at_any_line_of_the_program_ends_it_without_a_traceback(number: signal.Signals) -> None:
-    found, line = dict[int, tuple[int, str]](), 0
-    while True:
-        process = started("ralm", "recipe", "list", before=AT_LINE.format(number=int(number), line=line))
-        _, err = process.communicate(timeout=60)
-        assert process.returncode is not None
-        if process.returncode == 0:
-            break
-        if process.returncode not in (-number, 128 + number) or err:
-            found[line] = process.returncode, err
-        line += 1
-    assert found == {}
-    assert line > 100
-
-
 @pytest.mark.parametrize("name", ["new/bm25/run-0", "new/bm25/vocabulary.npy"])
 def test_an_interrupt_while_an_index_is_written(tmp_path: Path, name: str) -> None:
     (tmp_path / "text.txt").write_text("some text")
@@ -203,7 +167,7 @@ def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("error", [WorkerError("a process has died"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [ClusterError("a process has died"), KeyboardInterrupt()])
 def test_a_signal_decides_the_status_even_if_cleaning_up_fails(error: BaseException) -> None:
     with pytest.raises(SystemExit) as ended, signals_unwind():
         try:
@@ -221,28 +185,6 @@ def test_a_signal_decides_the_status_even_if_its_exception_is_lost() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
     assert ended.value.code == 128 + signal.SIGTERM
-
-
-class _Finalized:
-    """Gets a signal while it is collected."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __del__(self) -> None:
-        os.kill(os.getpid(), self.number)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_program_even_if_it_arrives_in_a_finalizer(number: int) -> None:
-    before, slept = signal.signal(number, signal.SIG_DFL), False
-    with pytest.raises(SystemExit) as ended, signals_unwind():
-        _Finalized(number)
-        time.sleep(20)
-        slept = True
-    signal.signal(number, before)
-    assert ended.value.code == 128 + number
-    assert not slept
 
 
 @pytest.fixture

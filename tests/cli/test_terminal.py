@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from ralm import terminal
-from ralm.cli.output import print_table
 from ralm.cli.process import library_messages, quietly
 from ralm.errors import RalmWarning
 from ralm.terminal import PROGRESS_SWITCH, one_line, progress_bar, to_json, visible
@@ -202,16 +201,3 @@ def test_json_is_escaped_and_means_the_same() -> None:
     assert json.loads(written) == value
     assert visible(written) == written
     assert "é 海" in written
-
-
-def test_a_table_in_a_narrow_terminal_is_wrapped_and_not_cut(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    columns = ["exact match", "contains", "F1", "token recall", "gold answer", "has answer"]
-    values = [f"1{at}.0\n(-6.{at}7, -6.{at}9)" for at in range(len(columns))]
-    print_table(["passages", *columns], [["25", *values]])
-    shown = capsys.readouterr().out
-    words = {word for cell in ("25", *columns, *values) for word in cell.split()}
-    assert words <= set(shown.split())
-    assert max(map(len, shown.splitlines())) <= 80

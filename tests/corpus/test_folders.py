@@ -1,9 +1,7 @@
 """Folders and Hugging Face datasets: the files that are chosen are read, in order; skipped ones are named."""
 
-import json
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from ralm.corpus.folder import FileSelection
 from ralm.corpus.sources import Fields, Skipped, read_documents
 from ralm.errors import CorpusError, MissingExtraError, UsageError
 from ralm.records import ORIGIN, Document
-from tests.cli.program import done, ralm
+from tests.cli.program import done
 
 
 @pytest.fixture(autouse=True)
@@ -233,20 +231,6 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_patterns(folder: Path, selection: FileSelection, expected: list[str]) -> None:
     assert [one.id for one in read_documents(str(folder), skipped=Skipped(), selection=selection)] == expected
-
-
-def test_all_that_is_skipped_is_listed(folder: Path, tmp_path: Path) -> None:
-    for number in range(20):
-        (folder / f"{number}.exe").write_text("x")
-    (folder / "bad.jsonl").write_text('{"text": "one"}\n{"text": 2}\n')
-    done("index", folder, "--out", tmp_path / "index", "--skipped", tmp_path / "skipped.jsonl")
-    listed = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
-    assert Counter(one["reason"] for one in listed) == {UNKNOWN: 22, BROKEN_LINES: 1}
-    assert {"reason": UNKNOWN, "skipped": f"{folder}/notes.log"} in listed
-    done("sync", tmp_path / "index", "--skipped", tmp_path / "again.jsonl", "--dry-run")
-    assert len((tmp_path / "again.jsonl").read_text().splitlines()) == 23, "what is skipped in unchanged files, too"
-    missing = ralm("index", folder, "--out", tmp_path / "x", "--skipped", tmp_path / "no" / "file")
-    assert missing.err == f"ralm: {tmp_path}/no/file: No such file or directory\n"
 
 
 def test_bad_selections() -> None:

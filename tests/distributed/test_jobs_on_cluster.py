@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.cli import models as cli_models
+from ralm.cli import process as cli_process
 from ralm.distributed import models
 from ralm.distributed.models import ClusterModel, ModelLoader
 from ralm.distributed.workers import WorkerPool, open_workers
@@ -43,7 +43,7 @@ def found(nodes: Any) -> Iterator[WorkerPool]:
 @pytest.fixture
 def shared(found: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands use these machines."""
-    monkeypatch.setattr(cli_models, "open_machines", lambda *_: found)
+    monkeypatch.setattr(cli_process, "open_machines", lambda *_: found)
     monkeypatch.setattr(models, "open_workers", lambda *_: nullcontext(found))
 
 

@@ -23,7 +23,7 @@ import typer
 
 from ralm.cli import application
 from ralm.cli.eval import EvaluationJob
-from ralm.cli.over import swept_options
+from ralm.cli.options import swept_options
 from ralm.grammar import keys_of
 from ralm.lm import registry
 from ralm.lm.registry import ModelOptions
@@ -80,7 +80,6 @@ COMMANDS = {
     ],
     "index": ["corpus.jsonl --out new", "corpus.jsonl --out new --retriever both --encoder bert"],
     "search": [
-        "index 'sheep sae whal*' --path '*'",
         f"index sheep {HYBRID} --json",
         "index --queries lines.txt --retriever dense",
     ],

@@ -37,7 +37,7 @@ def test_every_recipe_runs_from_index_to_figure(
     """All in one folder, as one would run them: they share steps. A third of the documents take a third of the time to
     index and to encode. What steps leave is not collected between them: all that tests have loaded would be looked
     through each time."""
-    monkeypatch.setattr("ralm.cli.models.gc.collect", lambda: 0)
+    monkeypatch.setattr("ralm.cli.process.gc.collect", lambda: 0)
     monkeypatch.setattr(inputs, "standard_library_documentation", a_third)
     place = RecipeFolder(tmp_path, stand_in=True)
     for name, recipe in recipes(place).items():

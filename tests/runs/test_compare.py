@@ -79,4 +79,4 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     shown = done(*two).out
     assert all(words in shown for words in ("change from the first", "12 documents: 95% intervals")), shown
     assert printed(*two)["documents"] == 12
-    failed(command(*two, "--html", tmp_path / "page.html"), 2, "--html has no effect without a single run")
+    failed(command(*two, "--html", tmp_path / "page.html"), 2, "--html shows the text of a single run")

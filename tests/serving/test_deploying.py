@@ -42,7 +42,7 @@ def test_every_flag_exists() -> None:
     words = [*words_of("ENTRYPOINT"), *words_of("CMD"), *shlex.split(unit)]
     flags = {word for word in words if word.startswith("--")}
     help_text = ralm("serve", "--help").out
-    assert flags == {"--host", "--index", "--lm", "--settings"}
+    assert flags == {"--host", "--index", "--lm"}
     assert all(f"{flag} " in help_text for flag in flags)
 
 

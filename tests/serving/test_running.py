@@ -1,7 +1,6 @@
-"""`ralm serve` as a process: its settings, its port, its signals; and the requests that `--demo` prints."""
+"""`ralm serve` as a process: its settings, its port, its signals."""
 
 import json
-import shlex
 import signal
 import socket
 import subprocess
@@ -87,13 +86,10 @@ def test_streams_that_do_not_end_in_time_are_cut_off(index: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path, tmp_path: Path) -> None:
-    settings = tmp_path / "settings.toml"
-    settings.write_text(
-        f'lm = "{MODEL}"\nindex = ["{index}"]\nstride = 2\nreader = "ensemble"\ndocuments = 2\nlimits = "documents=3"\n'
-        "allow = ['query', 'index']\n"
-    )
-    with running("--settings", settings, "--stride", "8", RALM_SERVE_KEY="a-key") as served:
+def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path) -> None:
+    options = ["--lm", MODEL, "--index", index, "--reader", "ensemble", "--documents", 2, "--limits", "documents=3"]
+    options += ["--allow", "query", "--allow", "index", "--stride", 8]
+    with running(*options, RALM_SERVE_KEY="a-key") as served:
         right = {"Authorization": "Bearer a-key"}
         answer = httpx.post(f"{served.url}/v1/completions", json=ASK, headers=right, timeout=60).json()
         told = {name: answer["ralm"][name] for name in ("index", "reader", "documents", "stride")}
@@ -122,55 +118,24 @@ def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path, tmp_
             assert time.monotonic() - begin < 5
 
 
-@pytest.mark.slow
-def test_the_requests_that_the_demonstration_prints(tmp_path: Path) -> None:
-    with running("--demo", folder=tmp_path) as served:
-        assert served.process.stdout is not None
-        lines: list[str] = []
-        while not lines or "/v1/models" not in lines[-1]:
-            lines.append(served.process.stdout.readline())
-        commands = [shlex.split(line) for line in lines if line.startswith("curl")]
-        assert len(commands) == 3
-        for command in commands:
-            out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-            assert "error" not in json.loads(out), out
-        served.process.send_signal(signal.SIGINT)
-        assert served.ended() == 0
-
-
 LM = f"--lm {MODEL}"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "settings", "said"),
+    ("arguments", "said"),
     [
-        ("", "", "there is nothing to serve: give --lm, --index or --demo."),
-        ("--index few --stride 2", "", "--stride has no effect without --lm and --index."),
-        (f"{LM} --stride 2", "", "--stride has no effect without --lm and --index."),
-        (LM, "stride = 2", "--stride has no effect without --lm and --index."),
-        (f"{LM} --documents 2", "", "--documents has no effect"),
-        ("--demo --index x", "", "--demo serves its own index: leave out --index."),
-        (f"{LM} --host 0.0.0.0", "", "other computers can reach --host 0.0.0.0: put a key for clients"),
-        (f"{LM} --allow paths", "", "--allow must be one of index, retriever, query"),
-        (f"{LM} --port 70000", "", "--port must be at most 65,535"),
-        (f"{LM} --index none", "", "none is not a ralm index"),
-        (f"{LM} --index a/x --index b/x", "", "two indexes are called 'x': give NAME=DIR"),
-        (f"{LM} --index plain={{index}}", "", "no index can be called plain, which is the model without"),
-        (f"{LM} --max-length 2000", "", "is beyond the 1024 tokens that ralm-tiny can read"),
-        (f"{LM} --settings none.toml", "", "none.toml does not exist"),
-        (f"{LM} --settings /dev/zero", "", "/dev/zero is a pipe or a device, not a file"),
-        (LM, "lm = ", "is not a file of settings"),
-        (LM, "strid = 4", "sets strid, which is no option of `ralm serve`: correct or remove it."),
-        (LM, "settings = 'x'", "sets settings, which is no option"),
+        ("", "there is nothing to serve: give --lm or --index."),
+        (f"{LM} --host 0.0.0.0", "other computers can reach --host 0.0.0.0: put a key for clients"),
+        (f"{LM} --allow paths", "--allow must be one of index, retriever, query"),
+        (f"{LM} --port 70000", "--port must be at most 65,535"),
+        (f"{LM} --index none", "none is not a ralm index"),
+        (f"{LM} --index a/x --index b/x", "two indexes are called 'x': give NAME=DIR"),
+        (f"{LM} --index plain={{index}}", "no index can be called plain, which is the model without"),
+        (f"{LM} --max-length 2000", "is beyond the 1024 tokens that ralm-tiny can read"),
     ],
 )
-def test_what_cannot_be_served_is_one_sentence(
-    index: Path, tmp_path: Path, arguments: str, settings: str, said: str
-) -> None:
+def test_what_cannot_be_served_is_one_sentence(index: Path, arguments: str, said: str) -> None:
     given = ["serve", *arguments.format(index=index).split()]
-    if settings:
-        (tmp_path / "settings.toml").write_text(settings)
-        given += ["--settings", str(tmp_path / "settings.toml")]
     answer = ralm(*given, *(() if "--port" in given else ("--port", "0")))
     assert answer.status in (1, 2)
     assert said in answer.err

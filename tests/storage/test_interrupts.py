@@ -17,7 +17,6 @@ from ralm.storage.outputs import FolderKind, new_folder, replaced_file
 KIND = FolderKind("things")
 TRACED = (
     "contextlib.py",
-    "ralm/processes.py",
     "ralm/runs/resume.py",
     *(f"ralm/storage/{name}.py" for name in ("outputs", "work")),
 )

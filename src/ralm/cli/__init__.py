@@ -3,6 +3,7 @@
 Commands import what they need when they run: `ralm --help` must not wait for torch.
 """
 
+import gc
 import inspect
 import io
 import signal
@@ -14,20 +15,16 @@ from typing import Any, Final
 
 import typer
 
-from ralm.cli.flags import Output, command
-from ralm.cli.help import CommandsInGroups, CommandWithGroups
-from ralm.cli.models import end_command
-from ralm.cli.process import escape_unprintable, library_messages, print_error, quietly, signals_unwind
-from ralm.cli.settings import WITH_SETTINGS
+from ralm import __version__
+from ralm.cli.flags import CommandsInGroups, CommandWithGroups, Output, command
+from ralm.cli.process import end_command, escape_unprintable, library_messages, print_error, quietly, signals_unwind
 from ralm.errors import RalmError, UsageError
-from ralm.processes import collect_rarely
 from ralm.terminal import visible
-from ralm.version import __version__
 
 _COMMANDS: Final = (
     ("Start", "demo", ("demo",)),
     ("Index and search", "index", ("index",)),
-    ("Index and search", "sync", ("sync",)),
+    ("Index and search", "index", ("sync",)),
     ("Index and search", "index", ("encode",)),
     ("Index and search", "search", ("search",)),
     ("Index and search", "check", ("info",)),
@@ -44,7 +41,7 @@ _COMMANDS: Final = (
     ("Serve and check", "serve", ("serve",)),
     ("Serve and check", "serve", ("mcp",)),
     ("Serve and check", "check", ("probe", "check")),
-    ("Serve and check", "parts", ("help",)),
+    ("Serve and check", "check", ("help",)),
 )
 """The commands as help lists them: the title, the module, and the names, or those of a group of commands."""
 _GROUPS: Final = {
@@ -91,7 +88,7 @@ def _add(group: typer.Typer, title: str, module: Any, names: Iterable[str]) -> N
         first, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
         sentence, _, _ = " ".join(first.split()).partition(". ")
         group.command(name, cls=CommandWithGroups, short_help=sentence.removesuffix("."), rich_help_panel=title)(
-            command(function, settings=name in WITH_SETTINGS)
+            command(function)
         )
 
 
@@ -131,7 +128,7 @@ def _named_command(arguments: Sequence[str]) -> str | None:
 def main() -> None:
     """Run the program. An error that ralm raises on purpose is printed on standard error without a traceback."""
     escape_unprintable()
-    collect_rarely()
+    gc.set_threshold(20_000)  # most objects of imports stay, and looking at them takes a tenth of the start
     try:
         if any("\0" in argument for argument in sys.argv):
             raise UsageError("an argument holds a NUL character; remove it.")

@@ -1,15 +1,13 @@
 """`ralm ask`: answers questions with a frozen language model, each with its sources."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import ralm
-from ralm.cli import flags, models, options
+from ralm.cli import flags, options, process
 from ralm.errors import UsageError, extra
-from ralm.grammar import keys_text
-from ralm.lm.api.endpoint import RequestOptions, endpoint_of, is_api
+from ralm.lm.api.endpoint import is_api
 from ralm.lm.registry import API_PACKAGES
 from ralm.options import Option
 from ralm.settings import PipelineOptions
@@ -54,11 +52,11 @@ def ask_command(
         return
 
     from ralm.answering.prompts import chosen_prompt
-    from ralm.cli import answers, output
+    from ralm.cli import output, results
     from ralm.pipeline import open_pipeline
 
     named = None if prompt is None else ralm.open_prompt(prompt)
-    opened = open_pipeline(pipeline, load=models.open_model)
+    opened = open_pipeline(pipeline, load=process.open_model)
     model, parts = opened.model, opened.parts
     chosen, answering = chosen_prompt(named, model.tokenizer, parts.reader, answering, user_flags)
     answerer = ralm.Answerer(model, chosen, opened.searched, parts=parts, options=answering)
@@ -67,13 +65,13 @@ def ask_command(
             output.print_json(answer.as_json())
     elif questions is None:
         stream = answerer.stream(texts[0])
-        answers.print_pieces(piece for _, piece in stream)
-        answers.print_sources(stream.with_sources())
+        results.print_pieces(piece for _, piece in stream)
+        results.print_sources(stream.with_sources())
     else:
         for answer in answerer.answers(texts):
             output.print_line(answer.question)
-            answers.print_pieces(answer.answer.pieces)
-            answers.print_sources(answer)
+            results.print_pieces(answer.answer.pieces)
+            results.print_sources(answer)
             output.print_line()
 
 
@@ -87,30 +85,22 @@ def _ask_chat_api(
     as_json: bool,
 ) -> None:
     """Ask a model behind an API, and print its answers with their sources."""
-    for option in ("max_length", "top_k"):
-        if option in user_flags:
-            raise UsageError(f"{user_flags[option]} has no effect on a chat API: leave it out.")
     if pipeline.reading.mixes or pipeline.reading.reranks:
         raise UsageError(
             "`ralm ask` puts all passages into one request for a chat API: leave out `reader` ensemble and `rerank`; "
             "`ralm qa` and `generate` have them."
         )
-    requests = {field.name: getattr(pipeline.model.api, field.name) for field in fields(RequestOptions)}
-    if endpoint_of(pipeline.lm).is_url:
-        del requests["answers"]  # none is stored
-    if keys := keys_text(pipeline.model, ralm.ModelOptions(api=ralm.ApiOptions(**requests))):
-        raise UsageError(f"`lm_args` {keys} has no effect on a chat API that is asked one request: leave it out.")
     pipeline.check_source()
 
     from ralm.answering.chat_api import ChatApi
     from ralm.answering.prompts import as_chat
-    from ralm.cli import answers, output
+    from ralm.cli import output, results
     from ralm.reading.sources import FromRetriever
 
     with extra("api", "models behind an API need", API_PACKAGES):
         api = ChatApi(pipeline.lm, pipeline.model.api, user_flags)
-    models.closed_at_end(pipeline.lm, pipeline.model, api)
-    source = None if pipeline.index is None else FromRetriever.of_index(pipeline.index, pipeline.retrieval)
+    process.closed_at_end(pipeline.lm, pipeline.model, api)
+    source = FromRetriever.of_index(pipeline.index, pipeline.retrieval) if pipeline.retrieves else None
     chosen = ralm.open_prompt(prompt or "numbered")
     reader = pipeline.reading.parts().reader
     for answer in api.answers(texts, chosen, source, reader, as_chat(answering, user_flags)):
@@ -120,6 +110,6 @@ def _ask_chat_api(
         if len(texts) > 1:
             output.print_line(answer.question)
         output.print_line(visible(answer.text.strip()) or "(an empty answer)")
-        answers.print_passages(answer.text, answer.sources)
+        results.print_passages(answer.text, answer.sources)
         if len(texts) > 1:
             output.print_line()

@@ -1,19 +1,24 @@
-"""What an index (`ralm info`), a folder or the installation (`ralm check`) and a model's server (`ralm probe`) are."""
+"""What an index (`ralm info`), a folder (`ralm check`), a model's server (`ralm probe`) and parts (`ralm help`) are."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import JsonValue
 
 import ralm
 from ralm.cli import flags, options
-from ralm.environment import Environment, read_environment
+from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
+from ralm.grammar import as_text, keys_of
 from ralm.lm.api.endpoint import is_api
-from ralm.options import Needs, Option
+from ralm.options import Declared, Option, annotation, without_none
+from ralm.retrieval.dense.options import EncoderArguments
+from ralm.serving.options import Limits
+from ralm.settings import CATALOGUES
+from ralm.validation import MAX_COUNT
 
 if TYPE_CHECKING:
     from ralm.retrieval.index import DocumentSummary
@@ -28,13 +33,6 @@ def info_command(
     documents: Annotated[
         bool, Option("List the documents instead: passages, characters, id and title of each.")
     ] = False,
-    path: Annotated[
-        str | None,
-        Option(
-            "List those whose ids match this pattern, such as '2024/*.md'; * also matches /.",
-            needs=Needs("`documents`", lambda command: command.documents),
-        ),
-    ] = None,
 ) -> flags.Output:
     """Say what an index is: how many documents it has, of which sources, how it was built, and its size.
 
@@ -43,7 +41,7 @@ def info_command(
     from ralm.retrieval.index import summarise_documents, summarise_index
 
     if documents:
-        listed = summarise_documents(ralm.open_index(index).passages, path)
+        listed = summarise_documents(ralm.open_index(index).passages)
         return flags.Output(lambda: {"documents": [row._asdict() for row in listed]}, lambda: _print_documents(listed))
     summary = summarise_index(ralm.open_index(index))
     return flags.Output(lambda: summary, lambda: _print_summary(summary))
@@ -93,52 +91,22 @@ def _print_documents(documents: "Iterable[DocumentSummary]") -> None:
 
 
 def check_command(
-    folder: Annotated[
-        Path | None, options.argument("Folder of an index, a run, a sweep, signals or a trained model.", "DIR")
-    ] = None,
-    environment: Annotated[
-        bool, Option("Check the installation: versions, extras and what they lack, device.")
-    ] = False,
+    folder: Annotated[Path, options.argument("Folder of an index, a run, a sweep, signals or a trained model.", "DIR")],
 ) -> flags.Output:
     """Read every byte of a folder that ralm wrote, and report damage. The exit status is 1 if anything is damaged.
 
     Opening a folder reads files up to 64 MiB, and compares the sizes of larger ones. This command reads all files, and
-    checks that they are consistent with each other. With --environment, it checks the installation instead, and the
-    exit status is 1 if a package is missing that ralm itself needs, or has a version that ralm does not allow.
+    checks that they are consistent with each other.
 
     Example: `ralm check my-index`
     """
-    if environment == (folder is not None):
-        raise UsageError("give a folder to check, or `environment`.")
-
     from ralm.cli.output import print_line
     from ralm.runs.run import verify_folder
 
-    if folder is None:
-        installed = read_environment()
-        return flags.Output(
-            lambda: asdict(installed), partial(_print_environment, installed), status=int(not installed.is_sound)
-        )
     kind, damaged = verify_folder(folder)
     shown = partial(print_line, "\n".join(damaged or [f"{folder}: this {kind} is whole"]))
     result: dict[str, JsonValue] = {"folder": str(folder), "kind": kind, "damaged": [*damaged]}
     return flags.Output(lambda: result, shown, status=int(bool(damaged)))
-
-
-def _print_environment(installed: Environment) -> None:
-    from ralm.cli.output import print_line
-
-    print_line(
-        f"ralm {installed.ralm}, Python {installed.python}, {installed.platform}, {installed.processors} processors"
-    )
-    print_line(installed.device or "no torch, so no local models: pip install 'ralm[lm]'")
-    print_line(f"extras: {', '.join(installed.extras) or 'none'}")
-    for extra, packages in installed.missing.items():
-        where = f"ralm[{extra}]" if extra else "ralm"
-        if extra != "all":
-            print_line(f"{where} lacks {', '.join(packages)}: pip install '{where}'")
-    for misfit in sorted({misfit for misfits in installed.misfits.values() for misfit in misfits}):
-        print_line(f"another version is needed: {misfit}")
 
 
 def probe_command(
@@ -182,3 +150,57 @@ def probe_command(
 
     result = {"name": model.name, **asdict(probed), "tier": model.backend.tier}
     return flags.Output(lambda: result, print_capabilities)
+
+
+RECORDS: Final[dict[str, dict[str, type]]] = {
+    **{kind: dict(catalogue.records) for kind, catalogue in CATALOGUES.items()},
+    "lm-args": {"": ralm.ModelOptions},
+    "encoder-args": {"": EncoderArguments},
+    "fields": {"": Fields},
+    "question-fields": {"": ralm.QuestionFields},
+    "limits": {"": Limits},
+}
+"""The record of each part, by its kind and name; options that name no part, such as `--limits`, have it under ""."""
+
+
+def help_command(
+    part: Annotated[str | None, options.argument(f"Kind of part: {', '.join(RECORDS)}.", "PART")] = None,
+) -> None:
+    """List the parts of a kind and their keys, each with its default and bounds.
+
+    A part is written NAME:key=value,key=value: `--reader ensemble:documents=4`. A value that holds a comma stands in
+    quotes. A class of your own is module:Class:key=value.
+
+    Example: `ralm help mixer`
+    """
+    from ralm.cli.output import print_line
+
+    if part not in (*RECORDS, None):
+        raise UsageError(
+            f"there is no kind of part {part!r}: give one of {', '.join(RECORDS)}; for a command, ralm NAME --help."
+        )
+    for kind in RECORDS if part is None else (part,):
+        for name, record in RECORDS[kind].items():
+            print_line("--fields of ralm qa" if kind == "question-fields" else f"--{kind} {name}".rstrip())
+            for key, declaration in keys_of(record).items():
+                print_line(f"    {key + '=' + default_of(declaration):<28} {meaning_of(declaration)}")
+
+
+def default_of(declaration: Declared) -> str:
+    """Return the default of a key as it is written, or "..." if it is no fixed value."""
+    value: Any = declaration.default
+    if declaration.option.default_text is not None or not isinstance(value, bool | int | float | str):
+        return "..."
+    return as_text(value)
+
+
+def meaning_of(declaration: Declared) -> str:
+    """Return the help of a key with its default in words, its choices and its bounds."""
+    option, kind = declaration.option, without_none(annotation(declaration.kind)[0])
+    notes = [f"default: {option.default_text}"] if option.default_text else []
+    if get_origin(kind) is Literal:
+        notes.append("one of " + ", ".join(get_args(kind)))
+    elif kind in (int, float):
+        highest = "" if option.maximum >= MAX_COUNT else f" to {option.maximum:g}"
+        notes.append(f"{'above' if option.above else 'from'} {option.lowest(whole=kind is int):g}{highest}")
+    return option.help + (f" [{'; '.join(notes)}]" if notes else "")

@@ -89,8 +89,8 @@ def _print(folder: Path, model: "WritingModel", read: Callable[[], "Demonstratio
 
 def _print_answers(folder: Path, chat: "WritingModel") -> None:
     """Print questions, each with its answer, the sources of the answer, and the answer without passages."""
-    from ralm.cli.answers import print_passages
     from ralm.cli.output import print_line
+    from ralm.cli.results import print_passages
     from ralm.demo import INDEX, QUESTIONS, answer_questions
 
     pipeline = ralm.Pipeline(model=chat, source=ralm.FromRetriever.of_index(folder / INDEX))

@@ -8,21 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from pydantic import JsonValue
 
 import ralm
-from ralm.cli import flags, models, options
-from ralm.cli.over import Over, Shared, make_jobs, sharing
+from ralm.cli import flags, options, process
+from ralm.cli.options import Over, Shared, make_jobs, sharing
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.options import Needs, Option, check_options
+from ralm.options import Option, check_options
 from ralm.protocols import Tokenizer
 from ralm.settings import PipelineOptions
-
-_RETRIEVES: Final = Needs("`index`", lambda job: job.pipeline.retrieves or job.plan.windows == "rolling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +30,9 @@ class EvaluationJob:
     text: Annotated[
         Path, options.argument("Text to evaluate, or documents as JSON lines, each read on its own.", "TEXTFILE")
     ]
-    pipeline: Annotated[PipelineOptions, Option("The model and its passages.")]
+    pipeline: Annotated[PipelineOptions, Option("")]
     retrieved: Annotated[Path | None, Option("Read with the passages that `ralm retrieve` wrote.")] = None
-    plan: Annotated[ralm.PlanOptions, Option("What is read for a stride.", inner={"query_tokens": _RETRIEVES})]
+    plan: Annotated[ralm.PlanOptions, Option("What is read for a stride.")]
     limit_tokens: options.LimitTokens = None
     fields: Annotated[Fields, options.FIELDS]
 
@@ -63,8 +61,8 @@ class EvaluationJob:
             pipeline,
             source=source,
             plan=options.with_query_tokens(self.plan, pipeline.retrieval, user_flags),
-            load=models.open_scorer,
-            load_pairs=lambda part: shared(models.open_pairs, part.cross_encoder, part.tokens),
+            load=process.open_scorer,
+            load_pairs=lambda part: shared(process.open_pairs, part.cross_encoder, part.tokens),
         )
         source = opened.source
         return ralm.ReadingSettings(plan=opened.plan, source=source, parts=opened.parts)
@@ -94,7 +92,6 @@ def eval_command(
     jobs = make_jobs(user_flags, make_job, EvaluationJob, over)
     job = next(iter(jobs.by_value.values()))
 
-    from ralm.cli.process import print_note
     from ralm.cli.results import print_evaluation, print_sweep
     from ralm.corpus.sources import read_texts
     from ralm.reading.tokens import read_beginning
@@ -108,10 +105,10 @@ def eval_command(
         check_output(out, kind=SWEEP_KIND if over else RUN_KIND, force=force)
     text, shared = read_texts(job.text, job.fields), sharing()
     points = {value: job.settings(jobs.user_flags, shared) for value, job in jobs.by_value.items()}
-    model = models.open_scorer(job.pipeline.lm, job.pipeline.model)
+    model = process.open_scorer(job.pipeline.lm, job.pipeline.model)
     beginning = read_beginning(text, model.tokenizer, job.limit_tokens)
     if (baseline or over) and any(_mixes_bos_with_gain(point.plan, model.tokenizer) for point in points.values()):
-        print_note(
+        process.print_note(
             "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "
             "gain is theirs too; with --semantics paper every reading has them"
         )

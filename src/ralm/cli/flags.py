@@ -1,25 +1,23 @@
-"""Makes the flags of a command from the option records that it takes (`ralm.options`), and rejects unused flags.
+"""Makes the flags of a command, and its help, from the option records that it takes (`ralm.options`).
 
 cyclopts, tyro and pydantic-settings also make flags from records. But each needs its own annotations in the records to
 make flags flat, and takes two to three times as long to answer --help.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import MISSING, dataclass, field, is_dataclass, make_dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, get_args, get_origin
 
 import typer
 from pydantic import JsonValue
+from typer.core import TyperCommand, TyperGroup
 
-from ralm.cli.help import group_of
 from ralm.cli.process import with_flags
-from ralm.cli.settings import SETTINGS_OPTION, with_file
 from ralm.errors import RalmError, UsageError
-from ralm.grammar import keys_of, parse_keys
-from ralm.options import Declared, Option, check_effects, check_options, make_record, options_of, without_none
+from ralm.grammar import parse_keys
+from ralm.options import Declared, Option, check_options, make_record, options_of, without_none
 
 UserFlags: TypeAlias = Mapping[str, str]
 """The flag as written of each option that the user set; a command with a parameter of this type gets them."""
@@ -59,17 +57,19 @@ class TableOutput(Output):
 _SHORT: Final = {"--lm": "-m", "--index": "-i", "--out": "-o"}
 LATEX: Final = Option("Print tables as LaTeX (booktabs), all else as comments.")
 _FORMATS: Final = {"json": Option("Print only one JSON object."), "latex": LATEX}
-_GROUP: Final = Option("The options of a record.")
+_GROUP: Final = Option("")
+_ARGUMENTS: Final = "Arguments"
+_OPTIONS: Final = "Options"
 
 
-def command(function: Callable[..., Output | None], *, settings: bool = False) -> Callable[..., None]:
+def command(function: Callable[..., Output | None]) -> Callable[..., None]:
     """Return the function with a signature for typer.
 
     A parameter declared with an `Option` becomes a flag, and so does each option of a record that is a parameter, or
     that a parameter `Callable[..., Record]` makes: called with values for flags, it takes the others from the user.
-    Options without effect are rejected before the function is called. Error messages that name Python arguments name
+    Error messages that name Python arguments name
     the flags instead. In a dry run of requests, the command prints nothing and keeps no output. A command that returns
-    an `Output` has --json, and a `TableOutput` --latex too. With `settings`, it has --settings.
+    an `Output` has --json, and a `TableOutput` --latex too.
     """
     signature = inspect.signature(function)
     formats = getattr(signature.return_annotation, "formats", ())
@@ -96,22 +96,18 @@ def command(function: Callable[..., Output | None], *, settings: bool = False) -
             chosen = (key for key, flag in flags.items() if key in user_flags or flag.option.part == "keys")
             read = {key: _value(flags[key], values[key]) for key in chosen}
             arguments = make_record(record, read)
-            check_effects(arguments, user_flags)
             passed = {name: getattr(arguments, name) for name, _, _ in taken}
             passed |= {name: _maker(later, read) for name, later in made_later.items()}
             output = function(**passed, **({"user_flags": user_flags} if "user_flags" in signature.parameters else {}))
             if output is not None:
                 output.print(**{name: getattr(arguments, name) for name in formats})
         except RalmError as error:
-            error.args = (with_file(with_flags(str(error), names), context),)
+            error.args = (with_flags(str(error), names),)
             raise
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
     parameters += [_parameter(flag, names) for flag in flags.values()]
-    if settings:
-        of_file = Annotated[Path | None, SETTINGS_OPTION]
-        parameters.append(inspect.Parameter("settings", keyword, default=None, annotation=of_file))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__name__, run.__doc__ = function.__name__, function.__doc__
@@ -131,25 +127,12 @@ def _value(flag: Declared, value: Any) -> Any:
     return tuple(value) if get_origin(kind) is tuple else value
 
 
-def _completion(flag: Declared) -> Callable[[str], list[str]]:
-    """Return the completion of names of parts, or of keys, in a shell."""
-
-    def complete(incomplete: str) -> list[str]:
-        from ralm.settings import CATALOGUES
-
-        catalogue = CATALOGUES.get(flag.key)
-        names = catalogue.records if catalogue else [f"{key}=" for key in keys_of(without_none(flag.kind))]
-        return [name for name in names if name.startswith(incomplete)]
-
-    return complete
-
-
 def _user_flags(context: typer.Context) -> UserFlags:
     command: Any = context.command
     user_flags = {}
     for parameter in command.params:
         source = context.get_parameter_source(parameter.name)
-        if source and source.name in ("COMMANDLINE", "DEFAULT_MAP"):
+        if source and source.name == "COMMANDLINE":
             negative = context.params.get(parameter.name) is False and parameter.secondary_opts
             user_flags[parameter.name] = str(max(negative or parameter.opts, key=len))
     return user_flags
@@ -182,7 +165,7 @@ def _parameter(flag: Declared, names: Mapping[str, str]) -> inspect.Parameter:
     default = inspect.Parameter.empty if flag.default is MISSING else flag.default
     info: Any
     if option.argument:
-        info = typer.Argument(metavar=option.metavar, help=option.help, show_default=False)
+        info = typer.Argument(metavar=option.metavar, help=option.help, show_default=False, rich_help_panel=_ARGUMENTS)
     else:
         metavar = None
         if get_origin(without_none(kind)) is tuple:
@@ -199,9 +182,45 @@ def _parameter(flag: Declared, names: Mapping[str, str]) -> inspect.Parameter:
             help=with_flags(option.help, names),
             metavar=metavar,
             show_default=option.default_text or default is not inspect.Parameter.empty,
-            autocompletion=_completion(flag) if option.part else None,
-            rich_help_panel=group_of(flag.key, flag.owner),
+            rich_help_panel=flag.group or _OPTIONS,
         )
     return inspect.Parameter(
         flag.key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
+
+
+class CommandWithGroups(TyperCommand):
+    """A command whose help lists its own options first, then those of each record under what they decide."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then the groups of options."""
+        rows = [(_title(parameter), parameter.get_help_record(ctx)) for parameter in self.get_params(ctx)]
+        first = {_ARGUMENTS: 0, _OPTIONS: 1}
+        _write_groups(sorted(rows, key=lambda row: first.get(row[0], len(first))), formatter)
+
+
+class CommandsInGroups(TyperGroup):
+    """A list of commands in groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the groups of commands."""
+        members = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        rows = [(_title(member), (name, member.get_short_help_str(200))) for name, member in members]
+        _write_groups(rows, formatter)
+
+
+def _title(declared: Any) -> str:
+    """Return the group of a parameter or command; typer declares --help without one."""
+    title = vars(declared).get("rich_help_panel")
+    return title if isinstance(title, str) else _OPTIONS
+
+
+def _write_groups(rows: Iterable[tuple[str, tuple[str, str] | None]], formatter: Any) -> None:
+    """Write each group under its title, in the order in which they begin."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for title, row in rows:
+        if row is not None:
+            groups.setdefault(title, []).append(row)
+    for title, members in groups.items():
+        with formatter.section(title):
+            formatter.write_dl(members)

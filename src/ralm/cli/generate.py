@@ -10,7 +10,7 @@ from pydantic import JsonValue
 import ralm
 from ralm.cli import options
 from ralm.cli.flags import UserFlags
-from ralm.cli.models import open_model
+from ralm.cli.process import open_model
 from ralm.errors import RalmWarning, UsageError
 from ralm.options import Option
 from ralm.reading import sampling
@@ -29,17 +29,14 @@ def generate_command(
             "prompt, per line."
         ),
     ] = None,
-    generation: Annotated[
-        sampling.GenerationOptions,
-        Option("How text is generated.", inner=dict.fromkeys(("query_tokens", "stride"), options.NEEDS_INDEX)),
-    ],
+    generation: Annotated[sampling.GenerationOptions, Option("How text is generated.")],
     baseline: Annotated[
         bool, Option("Also score the generated text without passages, and show what the passages contributed.")
     ] = False,
     report: Annotated[
         Path | None, Option("Write an HTML page that shows the source of every token (one prompt only).")
     ] = None,
-    force: Annotated[bool, options.force_option("report")] = False,
+    force: options.Force = False,
     json: Annotated[bool, Option("Print only one JSON object per prompt, with every token.")] = False,
 ) -> None:
     """Generate text with passages that are retrieved as the text grows.

@@ -1,4 +1,4 @@
-"""Options that several commands share, and input from arguments, standard input or files.
+"""Options that several commands share, `--over` among them, and input from arguments, standard input or files.
 
 A text file of prompts, queries or questions has one per line. A JSON Lines file (.jsonl) has one string per line, or an
 object that contains it, so that each may have several lines.
@@ -6,21 +6,22 @@ object that contains it, so that each may have several lines.
 
 import json
 import sys
-import weakref
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from ralm.cli.flags import UserFlags
 from ralm.cli.process import print_note
-from ralm.corpus.documents import Skipped
 from ralm.corpus.files import decode, line_feeds, read_text
 from ralm.errors import InputError, UsageError
+from ralm.grammar import pieces, quoted, read_value
 from ralm.lm.registry import ModelOptions
-from ralm.options import Needs, Option
+from ralm.options import Declared, Option, options_of
 from ralm.reading import ReadingOptions, plan, sampling
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.settings import LM, LM_ARGS
+from ralm.settings import CATALOGUES, LM, LM_ARGS, part_texts
 from ralm.training.options import ExampleOptions
 from ralm.validation import is_utf8
 
@@ -30,20 +31,13 @@ def argument(text: str, metavar: str | None = None) -> Option:
     return Option(text, argument=True, metavar=metavar)
 
 
-def force_option(output: str | None) -> Option:
-    """Return the declaration of `force` for the output that a parameter names, None if the command always has one."""
-    needs = None if output is None else Needs(f"`{output}`", lambda command: getattr(command, output) is not None)
-    return Option("Replace an existing output of ralm.", needs=needs)
-
-
 PROMPT_TEXT: Final = "model with a chat template: chat; else ensemble: replug; else in-context-ralm"
-NEEDS_INDEX: Final = Needs("`index`", lambda command: command.pipeline.retrieves)
 SKIP_BAD: Final = Option("Skip broken lines of files, and count them; in folders they always are.")
 FIELDS: Final = Option(
     "Which fields make a document, such as text=body,title=name; `ralm help fields` lists the keys.", part="keys"
 )
 
-Force = Annotated[bool, force_option("out")]
+Force = Annotated[bool, Option("Replace an existing output of ralm.")]
 IndexArgument = Annotated[Path, argument("Folder that `ralm index` made.", "DIR")]
 IndexFolder = Annotated[Path, Option("Folder that `ralm index` made.")]
 LimitTokens = Annotated[
@@ -53,7 +47,6 @@ LimitTokens = Annotated[
 Model = Annotated[ModelOptions, LM_ARGS]
 ModelName = Annotated[str, Option(LM)]
 SkipBad = Annotated[bool, SKIP_BAD]
-SkippedFile = Annotated[Path | None, Option("File to write with all that is skipped, and why, as JSON Lines.")]
 KINDS: Final = "text, Markdown, YAML, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX, XLSX, PPTX, notebooks"
 """The kinds of files that are documents."""
 _JSON_LINES: Final = ".jsonl"
@@ -75,16 +68,6 @@ def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, use
     if retrieval.is_dense and "query_tokens" not in user_flags:
         return replace(options, query_tokens=plan.DENSE_QUERY_TOKENS)
     return options
-
-
-def counting_skipped(listing: Path | None) -> Skipped:
-    """Return a count of what is skipped, which lists it in a new file if one is named."""
-    if listing is None:
-        return Skipped()
-    stream = listing.open("w", encoding="utf-8", errors="surrogateescape")
-    skipped = Skipped(listing=stream)
-    weakref.finalize(skipped, stream.close)
-    return skipped
 
 
 def read_input(text: str | None, file: Path | None, what: str) -> list[str]:
@@ -121,3 +104,73 @@ def _from_json(line: str, where: str, what: str) -> str:
     if not is_utf8(value):
         raise InputError(f"{where} holds a lone surrogate (half of a character), which is not valid text.")
     return line_feeds(value)
+
+
+Over = Annotated[
+    str | None,
+    Option(
+        "Compare values of an option, KEY=v1,v2,...: of any except those of the text, the questions or the models; a "
+        "key of a part is OPTION.KEY, such as mixer.eta=0.5,1."
+    ),
+]
+_FIXED: Final = ("lm", "lm_args", "limit", "limit_tokens", "fields", "stop")
+"""Options that all jobs share: the same text or questions are read with one model, which is loaded once."""
+Shared: TypeAlias = Callable[..., Any]
+"""What opens a part for several jobs once: it calls a function with arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """The jobs by the value of the `option`; a single one without `over`. `user_flags` has the option too."""
+
+    option: str
+    by_value: dict[str, Any]
+    user_flags: UserFlags
+
+
+def sharing() -> Shared:
+    """Return a function that calls another with arguments, once with the same ones."""
+    return cache(lambda function, *arguments: function(*arguments))
+
+
+def swept_options(record: type) -> dict[str, Declared]:
+    """Return the options of a job that can be swept, by parameter name."""
+    return {flag.key: flag for flag in options_of(record) if not flag.option.argument and flag.key not in _FIXED}
+
+
+def make_jobs(user_flags: UserFlags, make_job: Callable[..., Any], record: type, over: str | None) -> Jobs:
+    """Return jobs of type `record`; UsageError if there is no such option or value, or no passages for a baseline."""
+    if over is None:
+        option, jobs = "", {"": make_job()}
+    else:
+        option, _, values = over.partition("=")
+        whole, _, key = option.partition(".")
+        name, swept = whole.replace("-", "_"), swept_options(record)
+        if name not in swept:
+            names = ", ".join(key.replace("_", "-") for key in swept)
+            raise UsageError(f"`over` must be KEY=v1,v2,... with a KEY of {names}, not {over!r}.")
+        user_flags = {**user_flags, name: f"--{whole}"}
+        parsed = _parsed(option, swept[name], values)
+        if key:
+            parsed = {value: _with_key(make_job(), name, f"{key}={quoted(value)}") for value in parsed}
+        jobs = {value: make_job(**{name: option_value}) for value, option_value in parsed.items()}
+    if "baseline" in user_flags and not any(job.has_passages for job in jobs.values()):
+        raise UsageError("`baseline` has no effect without `index` or `retrieved`.")
+    return Jobs(option, jobs, user_flags)
+
+
+def _with_key(job: Any, name: str, key: str) -> str:
+    """Return the text of a part of a job with one key changed; UsageError if the option names no part."""
+    if name not in CATALOGUES:
+        raise UsageError(f"--{name.replace('_', '-')} has no keys: the options with keys are {', '.join(CATALOGUES)}.")
+    catalogue, text = CATALOGUES[name], part_texts(job.pipeline.retrieval, job.pipeline.reading)[name]
+    return catalogue.onto(f"{catalogue.name_of(text)}:{key}", text)
+
+
+def _parsed(option: str, declaration: Declared, values: str) -> dict[str, Any]:
+    """Return the values of an option, by their text on the command line."""
+    texts = [text.strip('"') for text in pieces(values)] + [""] * (not values or values.endswith(","))
+    parsed = {text: read_value(declaration, text) for text in texts}
+    if len({*parsed.values()}) < len(texts):
+        raise UsageError(f"--{option} has a value twice: {values}.")
+    return parsed

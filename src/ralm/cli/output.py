@@ -5,14 +5,12 @@ import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import zip_longest
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from pydantic import JsonValue
 from rich import box
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 
 _LONGEST_METADATA = _LONGEST_TEXT = 300
 """Maximum number of printed characters of metadata, and of a passage."""
-_LABEL = 12
-"""Characters of the first column of a table that does not fit."""
 _SOURCES = 3
 """Maximum number of printed passages for a part of a text."""
 
@@ -77,7 +73,7 @@ def print_line(text: str = "") -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_edge: bool = True) -> None:
-    """Print a table; in a narrow terminal, intervals stand below figures, and cells are wrapped, never cut."""
+    """Print a table; in a narrow terminal, cells are wrapped, never cut."""
     if _latex.get():
         body = [" & ".join(map(_in_latex, row)) + r" \\" for row in (headings, *rows)]
         columns = "l" + "r" * (len(headings) - 1)
@@ -86,18 +82,12 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_e
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=pad_edge)
     first, *numeric = headings
-    cells = [[Text(visible(cell)) for cell in row] for row in rows]
-    console = Console(file=sys.stdout, highlight=False)
-    by_column = zip_longest(headings, *cells, fillvalue="")  # the last cells of a row may be left out
-    widths = [max(map(cell_len, "\n".join(map(str, column)).split("\n"))) for column in by_column]
-    is_narrow = sum(widths) + 2 * len(widths) > console.width
-    table.add_column(first, overflow="fold", min_width=min(widths[0], _LABEL) if is_narrow else None)
+    table.add_column(first, overflow="fold")
     for heading in numeric:
-        table.add_column(heading, justify="right", no_wrap=not is_narrow, overflow="fold")
-    for first_cell, *numbers in cells:
-        shown = [Text(cell.plain.replace(" (", "\n(")) for cell in numbers] if is_narrow else numbers
-        table.add_row(first_cell, *shown)
-    console.print(table)
+        table.add_column(heading, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(visible(cell)) for cell in row))
+    Console(file=sys.stdout, highlight=False).print(table)
 
 
 def _in_latex(cell: str) -> str:

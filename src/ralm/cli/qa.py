@@ -10,21 +10,12 @@ import ralm
 from ralm.answering.options import AnswerSemantics
 from ralm.cli import options
 from ralm.cli.flags import TableOutput, UserFlags
-from ralm.cli.models import open_model, open_pairs
-from ralm.cli.over import Over, Shared, make_jobs, sharing
+from ralm.cli.options import Over, Shared, make_jobs, sharing
+from ralm.cli.process import open_model, open_pairs
 from ralm.errors import UsageError
-from ralm.options import Needs, Option, check_options
+from ralm.options import Option, check_options
 from ralm.settings import PipelineOptions
 
-_DEMONSTRATIONS: Final = Needs("`demonstrations`", lambda job: job.demonstrations is not None)
-_OPEN: Final = Needs("open questions: these have choices", lambda job: not job.has_choices)
-_WRITES: Final = Needs(
-    '`join="answers"`, as these questions have choices',
-    lambda job: not job.has_choices or job.answering.join == "answers",
-)
-_JOINS: Final = Needs(
-    '`reader="ensemble"` or questions with choices', lambda job: job.pipeline.reading.mixes or job.has_choices
-)
 _SHOTS: Final = 16
 _SHOTS_OF_CHOICES: Final = 5
 
@@ -41,7 +32,7 @@ class QuestionJob:
             "QUESTIONS",
         ),
     ]
-    pipeline: Annotated[PipelineOptions, Option("The model and its passages.")]
+    pipeline: Annotated[PipelineOptions, Option("")]
     retrieved: Annotated[Path | None, Option("Read with the passages in this file: questions with `ctxs`.")] = None
     prompt: Annotated[
         str | None,
@@ -59,19 +50,15 @@ class QuestionJob:
         Option(
             "How many demonstrations are shown, of the question's subject, from the beginning of the file.",
             default_text=f"{_SHOTS}; with choices: {_SHOTS_OF_CHOICES}",
-            needs=_DEMONSTRATIONS,
         ),
     ] = None
     answering: Annotated[
         ralm.AnswerOptions,
-        Option(
-            "How an answer is drawn.",
-            inner={"join": _JOINS, **dict.fromkeys(("new_tokens", "stop", "temperature"), _WRITES)},
-        ),
+        Option("How an answer is drawn."),
     ]
     semantics: Annotated[
         AnswerSemantics,
-        Option("paper or official: follow the paper's text, or its published code, where they differ.", needs=_OPEN),
+        Option("paper or official: follow the paper's text, or its published code, where they differ."),
     ] = "paper"
     fields: Annotated[
         ralm.QuestionFields,
@@ -88,6 +75,8 @@ class QuestionJob:
     def __post_init__(self) -> None:
         check_options(self)
         self.pipeline.check_source(self.retrieved)
+        if self.shots is not None and self.demonstrations is None:
+            raise UsageError("`shots` has no effect without `demonstrations`.")
         if self.pipeline.reading.reranks and self.retrieved:
             raise UsageError("`rerank` chooses among passages of an index: give `index` instead of `retrieved`.")
         options.check_reranked_questions(self.pipeline.reading)
@@ -191,9 +180,8 @@ def qa_command(
 
     from ralm.answering.evaluation import evaluate_answers
     from ralm.answering.run import ANSWERS_KIND, CHOICES_KIND, questions_config, sweep_answers
-    from ralm.cli.answers import print_answers
     from ralm.cli.output import print_line
-    from ralm.cli.results import print_sweep
+    from ralm.cli.results import print_answers, print_sweep
     from ralm.runs.sweep import SWEEP_KIND
     from ralm.storage.outputs import check_output
 

@@ -2,12 +2,13 @@
 
 import io
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
+
+from pydantic import JsonValue
 
 from ralm.cli import flags, options
 from ralm.errors import UsageError
@@ -47,7 +48,7 @@ class RecipeOptions:
         check_options(self)
 
 
-def list_command() -> flags.Output:
+def list_command() -> None:
     """List the tables and figures of both papers, and analyses of our own.
 
     Example: `ralm recipe list`
@@ -57,13 +58,7 @@ def list_command() -> flags.Output:
 
     listed = recipes().values()
     width = max(len(recipe.name) for recipe in listed)
-    return flags.Output(
-        lambda: [
-            {"name": recipe.name, "paper": recipe.paper, "about": recipe.about, "models": [*recipe.models]}
-            for recipe in listed
-        ],
-        lambda: print_line("\n".join(f"{recipe.name:<{width}}  {recipe.about}" for recipe in listed)),
-    )
+    print_line("\n".join(f"{recipe.name:<{width}}  {recipe.about}" for recipe in listed))
 
 
 def show_command(
@@ -71,14 +66,17 @@ def show_command(
     names: Annotated[list[str], _NAMES],
     out: Annotated[Path, Option("Folder for the steps.")] = Path("OUT"),
     how: RecipeOptions,
-) -> flags.Output:
+) -> None:
     """Print what recipes read, what differs from the paper, and their steps as a shell script.
 
     The script does what `ralm recipe run` does, which then writes the tables from its steps.
 
     Example: `ralm recipe show in-context-ralm/table-2 --stand-in -o my-tables > table-2.sh`
     """
-    return _together([_show(recipe) for recipe in _open(names, out, how)[1]])
+    from ralm.cli.output import print_line
+
+    for recipe in _open(names, out, how)[1]:
+        print_line("\n".join(_script(recipe)))
 
 
 def run_command(
@@ -93,7 +91,8 @@ def run_command(
 
     Example: `ralm recipe run in-context-ralm/table-1 --stand-in -o my-tables`
     """
-    from ralm.cli.models import sharing_models
+    from ralm.cli.output import print_line
+    from ralm.cli.process import sharing_models
     from ralm.recipes.inputs import check_resources
     from ralm.runs.sweep import check_plot
 
@@ -102,7 +101,10 @@ def run_command(
         check_plot()
     check_resources([step for recipe in recipes for step in recipe.steps])
     with sharing_models():
-        return _together([_run(recipe, folder, how) for recipe in recipes])
+        results = [_run(recipe, folder, how) for recipe in recipes]
+    tables = "\n\n".join(table for _, table in results)
+    as_json: list[JsonValue] = [result for result, _ in results]
+    return flags.Output(lambda: as_json[0] if len(as_json) == 1 else as_json, lambda: print_line(tables))
 
 
 def _open(names: Sequence[str], out: Path, how: RecipeOptions) -> "tuple[RecipeFolder, list[Recipe]]":
@@ -126,51 +128,24 @@ def _open(names: Sequence[str], out: Path, how: RecipeOptions) -> "tuple[RecipeF
     return folder, [recipe_named(name, folder, only=how.only) for name in names]
 
 
-def _together(outputs: list[flags.Output]) -> flags.Output:
-    """Return the outputs of several recipes as one: in JSON an array, unless there is only one."""
-    if len(outputs) == 1:
-        return outputs[0]
-
-    def print_texts() -> None:
-        for output in outputs:
-            output.print_text()
-
-    return flags.Output(lambda: [output.as_json() for output in outputs], print_texts)
-
-
-def _show(recipe: "Recipe") -> flags.Output:
-    """Return the inputs of a recipe, its models, differences from the paper, and its steps as a shell script."""
-    from ralm.cli.output import print_line
-
-    reads = recipe.resources.values()
-    lines = ["#!/bin/sh -e", f"# {recipe.paper}: {recipe.about}"]
-    lines += ["#", f"# Models, for --only: {', '.join(recipe.models)}"]
-    lines += ["#", "# Reads, each of which --use NAME=PATH replaces:"]
-    for resource in reads:
+def _script(recipe: "Recipe") -> Iterator[str]:
+    """Yield the lines of a shell script: the inputs of a recipe, its models, differences from the paper, its steps."""
+    yield from ("#!/bin/sh -e", f"# {recipe.paper}: {recipe.about}")
+    yield from ("#", f"# Models, for --only: {', '.join(recipe.models)}")
+    yield from ("#", "# Reads, each of which --use NAME=PATH replaces:")
+    for resource in recipe.resources.values():
         source = resource.source or f"made from {', '.join(resource.made_of)}"
-        lines.append(f"#   {resource.name:<26} {source}{f' ({resource.note})' if resource.note else ''}")
+        yield f"#   {resource.name:<26} {source}{f' ({resource.note})' if resource.note else ''}"
     if recipe.differs:
-        lines += ["#", "# What differs from the paper:", *(f"#   - {sentence}" for sentence in recipe.differs)]
-    script = [f"test -e {shlex.quote(str(step.path))} || {step.command}" for step in recipe.steps]
-    return flags.Output(
-        lambda: {
-            "name": recipe.name,
-            "paper": recipe.paper,
-            "about": recipe.about,
-            "models": [*recipe.models],
-            "reads": {part.name: {"kind": part.kind, "source": part.source, "note": part.note} for part in reads},
-            "differs": [*recipe.differs],
-            "steps": [{"command": step.command, "done": step.is_done} for step in recipe.steps],
-        },
-        partial(print_line, "\n".join([*lines, "", *script])),
-    )
+        yield from ("#", "# What differs from the paper:", *(f"#   - {sentence}" for sentence in recipe.differs))
+    yield ""
+    yield from (f"test -e {shlex.quote(str(step.path))} || {step.command}" for step in recipe.steps)
 
 
-def _run(recipe: "Recipe", folder: "RecipeFolder", how: RecipeOptions) -> flags.Output:
-    """Run every step that is not done yet; return the paper's table with our figures beside."""
+def _run(recipe: "Recipe", folder: "RecipeFolder", how: RecipeOptions) -> tuple[dict[str, JsonValue], str]:
+    """Run every step that is not done yet; return the paper's table with our figures beside, as data and as text."""
     from ralm.cli import program
-    from ralm.cli.models import release_models
-    from ralm.cli.output import print_line
+    from ralm.cli.process import release_models
     from ralm.recipes.catalogue import run_steps
     from ralm.recipes.results import as_markdown, measure_recipe, write_result
 
@@ -186,7 +161,5 @@ def _run(recipe: "Recipe", folder: "RecipeFolder", how: RecipeOptions) -> flags.
     result = measure_recipe(recipe, changes, stand_in=how.stand_in, is_partial=is_partial)
     path = folder.table_of(recipe.name, how.only)
     write_result(recipe, result, path)
-    return flags.Output(
-        lambda: {**result, "folder": str(path)},
-        partial(print_line, f"{as_markdown(recipe, result)}\n\nWith the command and folder of every figure: {path}"),
-    )
+    text = f"{as_markdown(recipe, result)}\n\nWith the command and folder of every figure: {path}"
+    return {**result, "folder": str(path)}, text

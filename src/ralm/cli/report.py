@@ -4,29 +4,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import ralm
 from ralm.cli import flags, options
 from ralm.errors import UsageError
 from ralm.evaluation import SHOWN_TOKENS
-from ralm.options import Needs, Option
-
-_SINGLE: Final = Needs("a single run", lambda command: len(command.runs) == 1)
-_PAGE: Final = Needs("`html`", lambda command: command.html is not None)
+from ralm.options import Option
 
 
 def report_command(
     runs: Annotated[list[Path], options.argument("Folder that `ralm eval --out` or `qa --out` wrote.", "RUN...")],
-    html: Annotated[
-        Path | None,
-        Option("Write an HTML page of the run of `eval --baseline` too.", needs=_SINGLE),
-    ] = None,
-    limit: Annotated[
-        int,
-        Option("Number of tokens on the page.", needs=_PAGE),
-    ] = SHOWN_TOKENS,
-    force: Annotated[bool, options.force_option("html")] = False,
+    html: Annotated[Path | None, Option("Write an HTML page of the run of `eval --baseline` too.")] = None,
+    limit: Annotated[int, Option("Number of tokens on the page.")] = SHOWN_TOKENS,
+    force: options.Force = False,
 ) -> flags.TableOutput:
     """Print the measures of a run, or compare several runs over the same text or the same questions.
 
@@ -46,21 +37,21 @@ def report_command(
 
     if html is not None:
         check_output_file(html, force)
-    run, kind = runs[0], kind_of(runs[0])
+    run, kind = runs[0], kind_of(runs[0]) if len(runs) == 1 else "several runs"
     opened = cache(partial(open_run, run))
     compared = ralm.compare_runs(runs)
-    if html is not None and kind != "run":
-        raise UsageError(f"{run} has no text to show on a page: leave `html` out.")
     if html is not None:
+        if kind != "run":
+            raise UsageError("`html` shows the text of a single run of `ralm eval`: leave it out.")
         write_page(html, render_report(build_report(opened(), limit)), "where every token came from")
 
     def as_json() -> Any:
-        if len(runs) == 1 and kind == "run":
+        if kind == "run":
             return build_report(opened(), len(opened().text)).as_json()
         return compared.as_json()
 
     def print_text() -> None:
-        text = opened().text if len(runs) == 1 and "change" in compared.columns else None
+        text = opened().text if kind == "run" and "change" in compared.columns else None
         print_comparison(replace(compared, names=_short_names(runs)), "run")
         if text is not None:
             print_gain(text)

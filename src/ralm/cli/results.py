@@ -1,17 +1,22 @@
-"""Prints the results of evaluations, sweeps, comparisons and training as tables."""
+"""Prints results: of evaluations, sweeps, comparisons and trainings as tables, and answers with their sources."""
 
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ralm.cli.output import passage_name, print_line, print_table, with_interval
+from ralm.answering.answerer import SourcedAnswer
+from ralm.answering.citations import AnswerSource
+from ralm.answering.evaluation import AnswerEvaluation
+from ralm.cli.output import beginning, passage_name, print_line, print_table, with_interval
 from ralm.evaluation import perplexity
 from ralm.evaluation.intervals import NO_INTERVAL, STRETCH, Comparison, Estimate
 from ralm.evaluation.report import to_float
+from ralm.reading.pieces import GeneratedText
 from ralm.reading.provenance import TracedText
 from ralm.runs.sweep import SWEEP_PLOT, SWEEP_TABLE, Sweep
-from ralm.terminal import one_line
+from ralm.terminal import one_line, visible
 
 if TYPE_CHECKING:
     from ralm.training.gains import SignalStatistics
@@ -108,23 +113,18 @@ def _about_units(units: int, noun: str, estimates: Sequence[Estimate]) -> str:
     return f"{units:,} {what}: {'95% intervals, each for itself' if has_interval else NO_INTERVAL}"
 
 
-def _print_gain(words: str, gain: Estimate) -> None:
-    print_line(f"  {words}{with_interval(gain, '+.4f')}")
+def _print_gains(gains: Iterable[tuple[str, Estimate]]) -> None:
+    for words, gain in gains:
+        print_line(f"  {words:<42}{with_interval(gain, '+.4f')}")
 
 
 def print_worth(folder: Path, statistics: "SignalStatistics") -> None:
     """Print the gain of choosing well among the passages of signals."""
     print_line(f"{folder}: {statistics.examples:,} examples with passages to choose from")
-    unused = {
-        "fewer than two passages": statistics.single,
-        "a token that the model gives no probability": statistics.impossible,
-    }
-    for what, count in unused.items():
-        if count:
-            print_line(f"  not used: {count:,} with {what}")
+    if unused := statistics.single + statistics.impossible:
+        print_line(f"  not used: {unused:,} with fewer than two passages, or with a token of probability 0")
     print_line("gain over no passage, in nats per token:")
-    for name, gain in (("first", statistics.first), ("random", statistics.random), ("best", statistics.best)):
-        _print_gain(f"{name:<24}", gain)
+    _print_gains((("first", statistics.first), ("random", statistics.random), ("best", statistics.best)))
     print_line(f"examples without preference (less than 0.01 nats per token): {statistics.no_preference:,}")
 
 
@@ -173,22 +173,14 @@ def _print_trained(
         print_line(f"loss of the held-out examples: {begun:.4f} before, {ended:.4f} after")
     outcome = trained.held_out
     if outcome is None:
-        is_any_held_out = any(loss is not None for loss in losses.values())
-        why = (
-            "too few documents are held out to say" if is_any_held_out else "no document was held out, which would say"
-        )
-        print_line(f"{why} what was gained")
+        print_line("too few documents were held out to say what was gained")
         return
     print_line(
         f"gain on {outcome['examples']:,} held-out examples of {outcome['documents']:,} documents, in nats per token:"
     )
-    for name, shown in words.items():
-        _print_gain(f"{shown + ':':<42}", Estimate(**outcome[name]))
-    gains = [Estimate(**outcome[name]) for name in decisive]
-    if any(gain.ends is None for gain in gains):
-        print_line(f"whether that is more than chance is not known ({NO_INTERVAL})")
-    elif not all(gain.is_above for gain in gains):
-        print_line(f"nothing gained, since an interval after the training is not above 0: keep {before}")
+    _print_gains((f"{shown}:", Estimate(**outcome[name])) for name, shown in words.items())
+    if not all(Estimate(**outcome[name]).is_above for name in decisive):
+        print_line(f"no interval shows that this is more than chance: keep {before}")
 
 
 _SHOWN_PASSAGES = 10
@@ -210,3 +202,90 @@ def print_gain(text: TracedText) -> None:
     if len(rows) > _SHOWN_PASSAGES:
         rest = sum(row.gain for row in rows[_SHOWN_PASSAGES:])
         print_line(f"  {rest:+8.2f}  {len(rows) - _SHOWN_PASSAGES:,} more passages together")
+
+
+_WIDTH: Final = 200
+"""Number of printed characters of a source."""
+
+
+def print_answers(evaluation: AnswerEvaluation, out: Path | None, how: str) -> None:
+    """Print the measures of answers or choices, with passages and without, and `how` the questions were asked."""
+    summary: dict[str, Any] = evaluation.summary()
+    print_comparison(evaluation.books, "asked")
+    if evaluation.has_choices:
+        notes = _notes_on_choices(summary)
+        written = f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet"
+    else:
+        notes = _notes_on_answers(summary)
+        written = f"Every question with its answer and passages: {out}/answers.parquet"
+    if "certified" in summary:
+        notes.append(f"{summary['certified']:.1%} of the tokens of answers are certified")
+    if summary.get("no_passage"):
+        notes.append(f"{summary['no_passage']:,} were asked without a passage, since none was found")
+    if summary["cut"]:
+        notes.append(f"{summary['cut']:,} prompts did not fit and were cut at the beginning")
+    print_line(f"  {'; '.join(notes)}")
+    print_line(f"  {how}")
+    if out is not None:
+        print_line(written)
+
+
+def _notes_on_choices(summary: Mapping[str, Any]) -> list[str]:
+    notes = [f"chance {summary['chance']:.1%}"]
+    if "mean_of_subjects" in summary:
+        notes.append(f"mean of subjects {summary['mean_of_subjects']:.1%}")
+    if summary["no_choice"]:
+        notes.append(f"{summary['no_choice']:,} answers are no letter")
+    if "gold_log_prob" in summary:
+        notes.append("gold log prob: natural logarithm of the right choice's probability")
+    return notes
+
+
+def _notes_on_answers(summary: Mapping[str, Any]) -> list[str]:
+    notes = ["gold log prob: nats a token of the gold answer"] if "gold_log_prob" in summary else []
+    if summary["without_answers"]:
+        notes.append(f"{summary['without_answers']:,} without gold answers, not judged")
+    missing = summary["questions"] - summary["without_answers"] - summary["gold_scored"]
+    if missing and summary["gold_scored"]:
+        notes.append(f"{missing:,} gold answers could not be scored")
+    shares = {k: share for k, share in summary.get("has_answer_at", {}).items() if share is not None}
+    if shares:
+        notes.append("an answer is in the first " + ", ".join(f"{k}: {share:.1%}" for k, share in shares.items()))
+    return notes
+
+
+def print_pieces(pieces: Iterable[GeneratedText]) -> None:
+    """Print an answer as it comes."""
+    empty = True
+    for piece in pieces:
+        text = piece.text.lstrip() if empty else piece.text
+        empty = empty and not text
+        sys.stdout.write(visible(text))
+        sys.stdout.flush()
+    print_line("(an empty answer)" if empty else "")
+
+
+def print_passages(text: str, sources: Sequence[AnswerSource]) -> None:
+    """Print the passages of an answer, and how each is known to be a source."""
+    for rank, source in enumerate(sources, 1):
+        print_line(f"\n{rank:>3}. {source.evidence}  {passage_name(source.passage)}")
+        quoted = [text[slice(*quote.answer)] for quote in source.quotes]
+        if quoted:
+            print_line("     quoted: " + one_line(" | ".join(quoted)))
+        print_line(f"     {beginning(' '.join(source.passage.text.split()), _WIDTH)}")
+
+
+def print_sources(answer: SourcedAnswer) -> None:
+    """Print the passages of an answer, the contribution of each, and the log-probability of the answer."""
+    print_passages(answer.answer.text, answer.sources)
+    tokens = len(answer.answer.tokens)
+    if answer.cut:
+        print_line(f"\nThe prompt did not fit: {answer.cut.documents:,} tokens of passages were cut at the beginning.")
+    if tokens:
+        text = answer.text
+        mean, without = (float(column.mean(dtype="float64")) for column in (text.log_probs_T, text.baseline_T))
+        beside = f" with passages, {without:.2f} without" if answer.sources and not math.isnan(without) else ""
+        if not math.isnan(mean):
+            print_line(f"\nLog-probability of the answer: {mean:.2f} nats a token{beside} ({tokens} tokens).")
+    if any(token.is_bounded for token in answer.answer.tokens):
+        print_line(f"{answer.answer.certified:.0%} of its tokens are certified; the log-probability is at least this.")

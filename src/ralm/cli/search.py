@@ -13,7 +13,7 @@ from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.evaluation import RETRIEVAL_MEASURES
 from ralm.lm.registry import load_tokenizer
-from ralm.options import Needs, Option
+from ralm.options import Option
 
 if TYPE_CHECKING:
     from ralm.evaluation.retrieval import Qrels, RetrievalRun
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 _K, _TOPIC_K, _ANSWER_K = 10, 1000, 100
 _K_TEXT: Final = f"{_K}; of topics: {_TOPIC_K}; of questions with answers: {_ANSWER_K}"
-_JUDGEMENTS: Final = Needs("`topics` or `qrels`", lambda command: command.topics or command.qrels)
 _ANSWER_MEASURES: Final = "Success@1, Success@5, Success@20, Success@100, RR"
-_INDEX: Final = Needs("an index", lambda command: not _is_run_file(command.index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,22 +36,23 @@ class JudgingOptions:
         ),
     ] = None
     qrels: Annotated[
-        Path | None, Option("Relevance judgements of TREC or BEIR.", default_text="of BEIR's folder: qrels/test.tsv")
+        Path | None,
+        Option("Relevance judgements of TREC or BEIR.", default_text="of BEIR's folder: qrels/test.tsv"),
     ] = None
     measures: Annotated[
         str | None,
         Option(
             "Measures of ir_measures, separated by commas.",
             default_text=f"{RETRIEVAL_MEASURES}; of answers: {_ANSWER_MEASURES}",
-            needs=_JUDGEMENTS,
         ),
     ] = None
     against: Annotated[
-        str | None, Option("Compare with this retriever, as for `retriever`, or with this run file.", needs=_JUDGEMENTS)
+        str | None,
+        Option("Compare with this retriever, as for `retriever`, or with this run file of TREC."),
     ] = None
-    run_out: Annotated[Path | None, Option("Run file of TREC to write.", needs=_JUDGEMENTS)] = None
-    force: Annotated[bool, options.force_option("run_out")] = False
-    latex: Annotated[bool, replace(flags.LATEX, needs=_JUDGEMENTS)] = False
+    run_out: Annotated[Path | None, Option("Run file of TREC to write.")] = None
+    force: options.Force = False
+    latex: Annotated[bool, flags.LATEX] = False
 
     @property
     def is_beir(self) -> bool:
@@ -68,7 +67,7 @@ class JudgingOptions:
 
 def search_command(
     *,
-    index: Annotated[Path, options.argument("Folder that `ralm index` made, or a run file of TREC to judge.", "INDEX")],
+    index: options.IndexArgument,
     query: Annotated[str | None, options.argument("What to search for; - reads standard input.")] = None,
     queries: Annotated[
         Path | None,
@@ -77,38 +76,33 @@ def search_command(
             "line. The output is JSON Lines, in the same order."
         ),
     ] = None,
-    k: Annotated[int | None, Option("Passages per query.", flag="-k", default_text=_K_TEXT, needs=_INDEX)] = None,
-    path: Annotated[
-        str | None, Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.")
-    ] = None,
-    judging: JudgingOptions,
-    retrieval: Annotated[ralm.RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)],
+    k: Annotated[int | None, Option("Passages per query.", flag="-k", default_text=_K_TEXT)] = None,
+    judging: Annotated[JudgingOptions, Option("How retrieval is judged.")],
+    retrieval: Annotated[ralm.RetrieverOptions, Option("How passages are retrieved.")],
     json: Annotated[bool, Option("Print only one JSON object.")] = False,
 ) -> None:
     """Find the passages of an index that best match a query.
 
-    With --topics or --qrels, judge what an index finds for topics, or a run file: print the means of measures over the
-    judged topics with 95% intervals, and with --against the paired difference. A document counts once, at its best
-    passage. With a folder in BEIR's format, the document with the id of the topic is left out.
+    With --topics, judge what is found for topics: print the means of measures over the judged topics with 95%
+    intervals, and with --against the paired difference. A document counts once, at its best passage. With a folder in
+    BEIR's format, the document with the id of the topic is left out.
 
     Example: `ralm search my-index "who discovered radium"`
     """
-    if judging.topics or judging.qrels:
-        if query is not None or queries is not None or path is not None:
-            raise UsageError("topics are judged: leave the query, `queries` and `path` out, or `topics` and `qrels`.")
+    if judging.topics is not None:
+        if query is not None or queries is not None:
+            raise UsageError("topics are judged: leave the query and `queries` out, or `topics`.")
         _judge(index, judging, retrieval, k).print(json=json, latex=judging.latex)
         return
 
     from ralm.cli.output import print_hits, print_json
     from ralm.reading.provenance import hits_as_json
-    from ralm.retrieval.allowed import id_mask
     from ralm.retrieval.analysis import Marker, spans_of
 
     texts = options.read_input(query, queries, "query")
     opened = ralm.open_index(index)
-    mask_N = None if path is None else id_mask(opened, path)
     marker = Marker(opened.analysis)
-    source = ralm.FromRetriever.of_index(opened, retrieval, mask_N=mask_N)
+    source = ralm.FromRetriever.of_index(opened, retrieval)
     hits = source.search(texts, k or _K)
     for row, question in enumerate(texts):
         matches = [(source.passages[number], score) for number, score in hits.of(row)]
@@ -124,43 +118,33 @@ def search_command(
             )
 
 
-def _is_run_file(source: Path) -> bool:
-    """Return whether a path is a run file, and not the folder of an index."""
-    return source.exists() and not source.is_dir()
-
-
-def _judge(source: Path, judging: JudgingOptions, retrieval: ralm.RetrieverOptions, k: int | None) -> flags.TableOutput:
-    """Return the means over judged topics with intervals, of an index that is searched for them or of a run file."""
+def _judge(index: Path, judging: JudgingOptions, retrieval: ralm.RetrieverOptions, k: int | None) -> flags.TableOutput:
+    """Return the means over judged topics with intervals, of an index that is searched for them."""
     from ralm.cli.results import print_comparison
     from ralm.evaluation.retrieval import parse_measures
     from ralm.storage.outputs import check_output_file
 
-    searched, by_answers = not _is_run_file(source), judging.answers is not None
-    searches = judging.against is not None and not _is_run_file(Path(judging.against))
-    if not searched and (by_answers or judging.run_out or searches):
-        raise UsageError("`run_out`, a retriever `against`, and answers in `topics` need an index, not a run file.")
-    if searched and judging.topics is None:
-        raise UsageError(f"{source} is no run file: give the `topics` that an index is searched for.")
+    by_answers = judging.answers is not None
     depth = k or (_ANSWER_K if by_answers else _TOPIC_K)
     measures = judging.measures or (_ANSWER_MEASURES if by_answers else RETRIEVAL_MEASURES)
-    parse_measures(measures, depth if searched else None)
+    parse_measures(measures, depth)
     if judging.run_out is not None:
         check_output_file(judging.run_out, judging.force)
     questions = ralm.read_questions(judging.answers) if judging.answers else []
     texts = {question.id: question.text for question in questions}
     qrels: Qrels = {}
     if not questions:
-        texts, qrels = _judged_topics(judging, searched=searched)
+        texts, qrels = _judged_topics(judging)
     sources: dict[str, FromRetriever] = {}
 
     def run_of(name: str) -> "RetrievalRun":
-        if _is_run_file(Path(name)):
+        if name != retrieval.retriever and Path(name).is_file():
             return ralm.read_run_file(name)
-        index = sources[name] = ralm.FromRetriever.of_index(source, replace(retrieval, retriever=name))
+        searched = sources[name] = ralm.FromRetriever.of_index(index, replace(retrieval, retriever=name))
         how = {"by_passage": by_answers, "without_own": judging.is_beir}
-        return ralm.retrieve_run(index.retriever, index.passages, texts, depth, **how)
+        return ralm.retrieve_run(searched.retriever, searched.passages, texts, depth, **how)
 
-    names = [retrieval.retriever if searched else str(source), *filter(None, [judging.against])]
+    names = [retrieval.retriever, *filter(None, [judging.against])]
     runs = [run_of(name) for name in names]
     if questions:
         qrels = ralm.answer_qrels(questions, sources[names[0]].passages, *runs)
@@ -175,13 +159,10 @@ def _judge(source: Path, judging: JudgingOptions, retrieval: ralm.RetrieverOptio
     )
 
 
-def _judged_topics(judging: JudgingOptions, *, searched: bool) -> "tuple[dict[str, str], Qrels]":
-    """Return the texts of the topics that are judged, if an index is searched, and the judgements."""
-    source = judging.qrels or judging.topics
-    assert source is not None
-    qrels = ralm.read_qrels(source)
-    if not searched or judging.topics is None:
-        return {}, qrels
+def _judged_topics(judging: JudgingOptions) -> "tuple[dict[str, str], Qrels]":
+    """Return the texts of the topics that are judged, and the judgements."""
+    assert judging.topics is not None
+    qrels = ralm.read_qrels(judging.qrels or judging.topics)
     texts = {topic: text for topic, text in ralm.read_topics(judging.topics).items() if topic in qrels}
     if not texts:
         raise UsageError(f"no topic of {judging.topics} is judged by `qrels`: they belong to other topics.")
@@ -203,7 +184,7 @@ def retrieve_command(
     ],
     out: Annotated[Path, Option("File to write (JSON).")],
     k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
-    retrieval: ralm.RetrieverOptions,
+    retrieval: Annotated[ralm.RetrieverOptions, Option("How passages are retrieved.")],
     plan: Annotated[ralm.PlanOptions, Option("What is read for a stride.", without=("document_tokens", "bos"))] = _PLAN,
     limit_tokens: options.LimitTokens = None,
     fields: Annotated[Fields, options.FIELDS],

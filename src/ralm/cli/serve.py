@@ -1,30 +1,24 @@
 """`ralm serve` answers OpenAI's API with a model that reads passages; `ralm mcp` searches indexes for an agent."""
 
 import asyncio
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from ralm.cli import flags, models, options, process
+from ralm.cli import flags, options, process
 from ralm.errors import UsageError, extra
 from ralm.grammar import keys_text
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of, is_api
 from ralm.lm.registry import API_PACKAGES, ModelOptions, load_language_model
-from ralm.options import Needs, Option
+from ralm.options import Option
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.options import Limits, ServeOptions
 from ralm.settings import LM_ARGS
 
-_DEMO = Path("ralm-demo")
 _UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length")
 """Options without effect on a server that passes requests on."""
-_MODEL = Needs("`lm`", lambda command: command.demo or command.lm is not None)
-_PASSAGES = Needs("`index`", lambda command: command.demo or bool(command.index))
-_READING = Needs("`lm` and `index`", lambda command: command.demo or bool(command.lm and command.index))
 
 
 def serve_command(
@@ -34,7 +28,7 @@ def serve_command(
         str | None,
         Option(
             "Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, or URL#MODEL of an API.",
-            default_text="with --demo ralm-tiny, else none: only searches are answered",
+            default_text="none: only searches are answered",
         ),
     ] = None,
     index: Annotated[
@@ -44,38 +38,22 @@ def serve_command(
             "default the first."
         ),
     ] = (),
-    demo: Annotated[bool, Option("Serve the index of `ralm demo`, made in ./ralm-demo, and print requests to try.")] = (
-        False
-    ),
-    serving: Annotated[
-        ServeOptions,
-        Option("How the server works.", inner=dict.fromkeys(("name", "allow", "prompt"), _MODEL)),
-    ],
-    retrieval: Annotated[
-        RetrieverOptions, Option("How passages are retrieved.", needs=_PASSAGES, without=("forbidden_titles",))
-    ],
-    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_READING)],
+    serving: Annotated[ServeOptions, Option("How the server works.")],
+    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", without=("forbidden_titles",))],
+    reading: Annotated[ReadingOptions, Option("How passages are read.")],
     plan: Annotated[
         PlanOptions,
-        Option(
-            "What is read for a stride.",
-            without=("max_length", "semantics", "windows", "block"),
-            inner={"bos": _MODEL, **dict.fromkeys(("stride", "query_tokens", "document_tokens"), _READING)},
-        ),
+        Option("What is read for a stride.", without=("max_length", "semantics", "windows", "block")),
     ],
     max_length: Annotated[
         int | None,
-        Option(
-            "Maximum number of tokens that the model reads at once, passage included.",
-            default_text="the model's",
-            needs=_MODEL,
-        ),
+        Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None,
     audit_log: Annotated[
         Path | None,
         Option("File to which a line of JSON is appended for each request: who asked when, and which passages it got."),
     ] = None,
-    model_options: Annotated[ModelOptions, replace(LM_ARGS, needs=_MODEL)],
+    model_options: Annotated[ModelOptions, LM_ARGS],
 ) -> None:
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
 
@@ -84,9 +62,11 @@ def serve_command(
 
     Example: `ralm serve -m smollm2 -i my-index`
     """
-    lm = _checked_model(lm, index, demo=demo)
+    if lm is None and not index:
+        raise UsageError("there is nothing to serve: give `lm` or `index`.")
     if lm is None:
         _check_limits(serving.limits, ("cached_tokens", "new_tokens"), " without `lm`")
+    reading.check_mixer()
     plan = options.with_query_tokens(plan, retrieval, user_flags)
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
@@ -96,24 +76,18 @@ def serve_command(
         from ralm.serving.server import bound_socket, run_server
         from ralm.serving.state import ModelService, SearchService, Served
 
-    folders = {"python": _DEMO / "index"} if demo else index_folders(index)
-    if demo and not folders["python"].exists():
-        from ralm.demo import build_demo_folder
-
-        process.print_note(f"making {_DEMO}, the documentation of this Python as an index")
-        build_demo_folder(_DEMO)
     with bound_socket(serving.host, serving.port) as listening:
         if lm is not None and is_api(lm) and not reading.reader:
             reading = replace(reading, reader="concatenation")
         served = Served(
             options=serving,
             settings=Settings(retrieval=retrieval, reading=reading, plan=plan),
-            folders=folders,
+            folders=index_folders(index),
             key=open_key(serving.host),
             audit=None if audit_log is None else AuditLog(audit_log),
         )
         if lm is None:
-            names = ", ".join(folders)
+            names = ", ".join(served.folders)
             run_server(SearchService(served), listening, lambda url: process.print_note(f"serving {names} at {url}"))
             return
         service: ModelService
@@ -125,27 +99,10 @@ def serve_command(
         else:
             ranker = reading.ranker
             model_options.check_effect(lm, *filter(None, [ranker]))
-            model = models.closed_at_end(lm, model_options, load_language_model(lm, model_options))
-            judge = models.open_model(ranker, model_options.of(ranker, lm)) if ranker else None
+            model = process.closed_at_end(lm, model_options, load_language_model(lm, model_options))
+            judge = process.open_model(ranker, model_options.of(ranker, lm)) if ranker else None
             service = LocalService(model, served, ranker=judge, max_length=max_length)
-
-        def ready(url: str) -> None:
-            process.print_note(f"serving {service.name} at {url}/v1")
-            if demo:
-                _print_requests(url, service.name)
-
-        run_server(service, listening, ready)
-
-
-def _checked_model(lm: str | None, index: tuple[str, ...], *, demo: bool) -> str | None:
-    """Return the name of the language model, None for none; UsageError if options do not go together."""
-    if demo and index:
-        raise UsageError("`demo` serves its own index: leave out `index`.")
-    if lm is not None or demo:
-        return lm or "ralm-tiny"
-    if not index:
-        raise UsageError("there is nothing to serve: give `lm`, `index` or `demo`.")
-    return None
+        run_server(service, listening, lambda url: process.print_note(f"serving {service.name} at {url}/v1"))
 
 
 def _check_passed_on(name: str, model_options: ModelOptions, limits: Limits, user_flags: flags.UserFlags) -> None:
@@ -178,17 +135,6 @@ def index_folders(arguments: tuple[str, ...]) -> dict[str, Path]:
             raise UsageError(f"two indexes are called {name!r}: give NAME=DIR to tell them apart.")
         folders[name] = Path(folder)
     return folders
-
-
-def _print_requests(url: str, model: str) -> None:
-    """Print requests to try."""
-    from ralm.cli.output import print_line
-
-    parts = {"reader": "ensemble:documents=4", "gain": True}
-    body = json.dumps({"model": model, "prompt": "The function open() opens a", "max_tokens": 24, "ralm": parts})
-    print_line(f"\ncurl -s {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'")
-    print_line(f"curl -s '{url}/search?q=open+a+file&k=3'\ncurl -s {url}/v1/models")
-    sys.stdout.flush()  # also into a pipe: the server goes on
 
 
 def mcp_command(

@@ -10,10 +10,10 @@ from pydantic import JsonValue
 import ralm
 from ralm.cli import options
 from ralm.cli.flags import Output, UserFlags
-from ralm.cli.models import open_model
+from ralm.cli.process import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
-from ralm.options import Needs, Option
+from ralm.options import Option, options_of
 from ralm.settings import LM_ARGS, PipelineOptions
 from ralm.training.options import REPLUG, REPLUG_EXAMPLES
 
@@ -27,7 +27,7 @@ def reranker_command(
     ] = None,
     init: Annotated[str, Option("Language model, encoder or cross-encoder to begin from: hub name or folder.")],
     reading: ralm.RerankerOptions,
-    training: ralm.TrainingOptions,
+    training: Annotated[ralm.TrainingOptions, Option("How the training runs.")],
     force: options.Force = False,
 ) -> Output:
     """Train a reranker, a cross-encoder that chooses the passages that help the language model most.
@@ -49,18 +49,20 @@ def _as_json(name: str, trained: Any) -> dict[str, JsonValue]:
     return {name: str(fields.pop("out")), **fields}
 
 
-def _is_from_signals(command: Any) -> bool:
-    from ralm.training.signals import is_signals
-
-    return any(is_signals(Path(source)) for source in command.sources)
+def _keys(*records: type) -> set[str]:
+    return {option.key for record in records for option in options_of(record)}
 
 
-_FROM_SIGNALS: Final = Needs("SIGNALS", _is_from_signals)
-_FROM_TEXT: Final = Needs("training text", lambda command: not _is_from_signals(command))
+_OF_SIGNALS: Final = _keys(ralm.QueryEncoderOptions) - _keys(ralm.RetrieverTrainingOptions)
+_OF_TEXT: Final = (
+    _keys(ralm.RetrieverTrainingOptions, ralm.ExampleOptions, ralm.CandidateOptions) - _keys(ralm.QueryEncoderOptions)
+) | {"lm", "lm_args", "fields", "skip_bad"}
+"""Options of `ralm train retriever` that have an effect with signals, or with training text, alone."""
 
 
 def retriever_command(
     *,
+    user_flags: UserFlags,
     sources: Annotated[
         list[str],
         options.argument("Folder that `ralm signals` made, or training text as for `ralm signals`.", "SIGNALS|SOURCE"),
@@ -71,16 +73,16 @@ def retriever_command(
         Option("Index whose passages are found; training text needs it.", default_text="the one that the signals name"),
     ] = None,
     lm: Annotated[
-        str | None, Option("Training text: the language model that scores it, as for `ralm signals`.", needs=_FROM_TEXT)
+        str | None, Option("Training text: the language model that scores it, as for `ralm signals`.")
     ] = None,
-    tuned: Annotated[ralm.QueryEncoderOptions, Option("The query encoder.", needs=_FROM_SIGNALS)],
-    both: Annotated[ralm.RetrieverTrainingOptions, Option("Both encoders.", needs=_FROM_TEXT)],
-    training: ralm.TrainingOptions = REPLUG,
-    sampled: Annotated[ralm.ExampleOptions, Option("The examples.", needs=_FROM_TEXT)] = REPLUG_EXAMPLES,
-    candidates: Annotated[ralm.CandidateOptions, Option("The candidates.", needs=_FROM_TEXT, without=("candidates",))],
-    model: Annotated[ralm.ModelOptions, replace(LM_ARGS, needs=_FROM_TEXT)],
-    fields: Annotated[Fields, replace(options.FIELDS, needs=_FROM_TEXT)],
-    skip_bad: Annotated[bool, replace(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
+    tuned: Annotated[ralm.QueryEncoderOptions, Option("The query encoder.")],
+    both: Annotated[ralm.RetrieverTrainingOptions, Option("Both encoders.")],
+    training: Annotated[ralm.TrainingOptions, Option("How the training runs.")] = REPLUG,
+    sampled: Annotated[ralm.ExampleOptions, Option("The examples.")] = REPLUG_EXAMPLES,
+    candidates: Annotated[ralm.CandidateOptions, Option("The candidates.", without=("candidates",))],
+    model: Annotated[ralm.ModelOptions, LM_ARGS],
+    fields: Annotated[Fields, options.FIELDS],
+    skip_bad: Annotated[bool, options.SKIP_BAD] = False,
     force: options.Force = False,
 ) -> Output:
     """Train a retriever to find the passages that help the language model (REPLUG LSR).
@@ -95,7 +97,12 @@ def retriever_command(
     from ralm.cli.results import print_retriever
     from ralm.training.signals import is_signals
 
-    if any(is_signals(Path(source)) for source in sources):
+    from_signals = any(is_signals(Path(source)) for source in sources)
+    for name in user_flags:
+        if name in (_OF_TEXT if from_signals else _OF_SIGNALS):
+            needs = "training text" if from_signals else "SIGNALS"
+            raise UsageError(f"{user_flags[name]} has no effect without {needs}.")
+    if from_signals:
         if len(sources) > 1:
             raise UsageError("a training reads one folder of signals, or training text: give only one of them.")
         trained = ralm.train_query_encoder(sources[0], out, tuned, training, index=index, force=force)
@@ -128,9 +135,9 @@ def signals_command(
     index: options.IndexFolder,
     lm: options.ModelName,
     out: Annotated[Path, Option("Folder to write.")],
-    sampled: ralm.ExampleOptions,
-    candidates: ralm.CandidateOptions,
-    retrieval: ralm.RetrieverOptions,
+    sampled: Annotated[ralm.ExampleOptions, Option("The examples.")],
+    candidates: Annotated[ralm.CandidateOptions, Option("The candidates.")],
+    retrieval: Annotated[ralm.RetrieverOptions, Option("How passages are retrieved.")],
     model: options.Model,
     fields: Annotated[Fields, options.FIELDS],
     skip_bad: options.SkipBad = False,

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.cli import flags, options
-from ralm.cli.models import open_model
+from ralm.cli.process import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.options import Option
@@ -31,7 +31,7 @@ def worth_command(
     questions: Annotated[
         Path | None, Option("Questions with answers that the corpus is for, as for `ralm qa`, instead of a text.")
     ] = None,
-    measuring: ralm.WorthOptions,
+    measuring: Annotated[ralm.WorthOptions, Option("What is measured.")],
     fields: Annotated[Fields, options.FIELDS],
     model: options.Model,
 ) -> flags.Output:

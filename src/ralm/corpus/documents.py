@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -82,17 +82,16 @@ class Fields:
         return [name for name in self.metadata if name in present]
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True)
 class Skipped:
     """What reading a corpus skipped: counts by reason, with the first few examples of each.
 
-    `kinds` counts the files of unknown kinds by suffix; `listing` is a file that gets a line of JSON for each example.
+    `kinds` counts the files of unknown kinds by suffix.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
-    listing: TextIO | None = None
     latest: dict[str, str] = field(default_factory=dict)
     """The latest example of each reason."""
 
@@ -100,8 +99,6 @@ class Skipped:
         """Count so many more for this reason; equal examples are kept once."""
         self.counts[reason] += count
         self.latest[reason] = example
-        if self.listing is not None:
-            self.listing.write(json.dumps({"reason": reason, "skipped": example}, ensure_ascii=False) + "\n")
         kept = self.examples.setdefault(reason, [])
         if len(kept) < _EXAMPLES_KEPT and example not in kept:
             kept.append(example)

@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, TextIO
+from typing import Final, NamedTuple
 
 from ralm.corpus import documents, folder
 from ralm.corpus.documents import DocumentBuilder, Fields, Skipped
@@ -115,7 +115,7 @@ def read_documents(
     builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
     repeated = RepeatedIds()
     begins = [known_source(source, in_ids=source_in_ids).ids for source in sources]
-    opened = [find_files(*named, selection, counted.listing) for named in zip(sources, begins, strict=True)]
+    opened = [find_files(*named, selection) for named in zip(sources, begins, strict=True)]
     for number, source in enumerate(opened):
         noted = source if table is None else source._replace(files=table.entering(number, source.files, counted))
         for document in _documents_of(noted, builder):
@@ -174,9 +174,9 @@ def _unless_broken(read: Iterator[Document], path: FilePath, skipped: Skipped) -
         skipped.add(documents.EMPTY_FILES, path_text(str(path)))
 
 
-def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES, listing: TextIO | None = None) -> Source:
-    """Return the files and datasets of a source, whose ids begin with `begin`; `listing` gets what is skipped."""
-    skipped, path, prefix = Skipped(listing=listing), Path(source), f"{begin}:" if begin else ""
+def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES) -> Source:
+    """Return the files and datasets of a source, whose ids begin with `begin`."""
+    skipped, path, prefix = Skipped(), Path(source), f"{begin}:" if begin else ""
 
     def single(file: File) -> Source:
         return Source(source, iter([file]), False, skipped)

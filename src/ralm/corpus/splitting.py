@@ -15,7 +15,7 @@ from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, R
 from ralm.corpus.structure import Piece, split_by_sentences, split_by_structure
 from ralm.corpus.words import characters, runs_of_words
 from ralm.errors import UsageError
-from ralm.options import Needs, Option, check_options
+from ralm.options import Option, check_options
 from ralm.protocols import FullTokenizer
 from ralm.records import Document, Passage
 
@@ -42,29 +42,26 @@ class Splitting:
 
     words: Annotated[
         int,
-        Option(
-            "Words per passage, at most.",
-            needs=Needs("passages of words, not of `tokens`", lambda splitting: splitting.tokens is None),
-        ),
+        Option("Words per passage, at most."),
     ] = 100
     overlap_words: Annotated[
         int,
         Option(
             "Words at the end of a passage that stand in the next one too, at most.",
             minimum=0,
-            needs=Needs('`split="sentences"` or `"structure"`', lambda splitting: splitting.split != "words"),
         ),
     ] = 0
     tokens: Annotated[
         int | None,
-        Option(
-            "Tokens of `lm` per passage, instead of words.",
-            needs=Needs('`split="words"`', lambda splitting: splitting.split == "words"),
-        ),
+        Option("Tokens of `lm` per passage, instead of words."),
     ] = None
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.split == "words" and self.overlap_words:
+            raise UsageError('`overlap_words` has no effect without `split="sentences"` or `"structure"`.')
+        if self.split != "words" and self.tokens is not None:
+            raise UsageError('`tokens` has no effect without `split="words"`.')
         if self.split != "words" and self.overlap_words >= self.words:
             raise UsageError(f"`overlap_words` must be below `words`, {self.words}, not {self.overlap_words}.")
 

@@ -4,6 +4,7 @@ A worker has the whole of its machine or GPU, so workers never compete. If a mac
 one joins, it gets work at once. A task that ends its process is done again, until it is an error.
 """
 
+import gc
 import logging
 import platform
 import signal
@@ -22,10 +23,9 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ralm import __version__
 from ralm.errors import ClusterError, RalmError, RalmWarning, UsageError
-from ralm.processes import collect_rarely
 from ralm.terminal import no_progress
-from ralm.version import __version__
 
 _M_co = TypeVar("_M_co", covariant=True)
 _M = TypeVar("_M")
@@ -153,7 +153,7 @@ class _Actor:
     """An actor that does tasks with objects, which it loads when they are first needed."""
 
     def __init__(self) -> None:
-        collect_rarely()
+        gc.set_threshold(20_000)  # as in `ralm.cli.main`
         self._loaded: dict[Any, tuple[Any, Any]] = {}
 
     def do(self, loader: Loader[_M], function: Callable[[_M, _T], _R], task: _T) -> tuple[str, Any, _R]:

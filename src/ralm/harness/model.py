@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Self, cast
 import numpy as np
 from pydantic import JsonValue
 
+from ralm import __version__
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.grammar import as_text, parse_pairs
@@ -32,10 +33,9 @@ from ralm.reading import generate, pieces, sampling, score, sources
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
 from ralm.records import IntArray, Request
-from ralm.settings import INDEX_GIVEN, PlannedOptions, read_settings
+from ralm.settings import PlannedOptions, read_settings
 from ralm.terminal import progress_bar, track
 from ralm.validation import MAX_COUNT, MAX_SEED, check_length, config_of
-from ralm.version import __version__
 
 with harness_extra():
     import lm_eval.models  # noqa: F401  # first, since the harness registers its own models only in an empty registry
@@ -62,7 +62,7 @@ _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 class HarnessOptions(PlannedOptions):
     """The language model that the harness evaluates, and its passages; UsageError if options do not go together."""
 
-    plan: Annotated[PlanOptions, Option("What is read.", needs=INDEX_GIVEN, without=("max_length",))] = field(
+    plan: Annotated[PlanOptions, Option("What is read.", without=("max_length",))] = field(
         default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
     )
     max_length: Annotated[
@@ -71,9 +71,7 @@ class HarnessOptions(PlannedOptions):
     ] = None
     question_field: Annotated[
         str | None,
-        Option(
-            "Field of a task's documents that holds the question.", default_text="the usual names", needs=INDEX_GIVEN
-        ),
+        Option("Field of a task's documents that holds the question.", default_text="the usual names"),
     ] = None
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
 from ralm.grammar import Catalogue, OwnPart
-from ralm.options import Needs, Option, check_options
+from ralm.options import Option, check_options
 from ralm.protocols import Reader
 from ralm.reading.mixture import MIXERS, UniformWeights
 from ralm.reading.parts import Parts
@@ -72,7 +72,6 @@ class ReadingOptions:
             "(uniform), or by how well each passage predicted the tokens before (posterior). To generate text also "
             "contrast: the average contrasted with the prediction without passages (CAD).",
             part="mixer",
-            needs=Needs('`reader="ensemble"`', lambda reading: reading.mixes),
         ),
     ] = "similarity"
 
@@ -109,6 +108,11 @@ class ReadingOptions:
     def mixes(self) -> bool:
         """Whether several readings may become one."""
         return self.reader_name not in ("in-context", "concatenation")
+
+    def check_mixer(self) -> None:
+        """Raise UsageError if there is a mixer, and no readings for it to weigh."""
+        if self.mixer != ReadingOptions().mixer and not self.mixes:
+            raise UsageError('`mixer` has no effect without `reader="ensemble"`.')
 
     @property
     def reranks(self) -> bool:

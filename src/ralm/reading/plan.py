@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ralm.corpus.words import is_spaceless
 from ralm.errors import TextError, UsageError
-from ralm.options import Needs, Option, check_options
+from ralm.options import Option, check_options
 from ralm.records import IntArray, Request
 
 Semantics = Literal["paper", "official"]
@@ -90,10 +90,7 @@ class PlanOptions:
     ] = "sliding"
     block: Annotated[
         int,
-        Option(
-            "Number of tokens in a block of blocked windows.",
-            needs=Needs('`windows="blocked"`', lambda plan: plan.windows == "blocked"),
-        ),
+        Option("Number of tokens in a block of blocked windows."),
     ] = 256
     bos: BosOption = "auto"
 
@@ -105,6 +102,8 @@ class PlanOptions:
             )
         if self.windows == "rolling" and self.semantics != "official":
             raise UsageError('`windows="rolling"` follows REPLUG\'s code: give `semantics="official"` with it.')
+        if self.windows != "blocked" and self.block != 256:
+            raise UsageError('`block` has no effect without `windows="blocked"`.')
         if self.windows == "blocked" and self.block % self.stride:
             raise UsageError(f"`block` must be a multiple of `stride` {self.stride}, not {self.block}.")
         if self.document_tokens > 0:

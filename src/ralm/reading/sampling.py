@@ -19,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import UsageError
-from ralm.options import Needs, Option, check_options, seed_option
+from ralm.options import Option, check_options, seed_option
 from ralm.protocols import Continuations
 from ralm.reading.mixture import mix
 from ralm.reading.plan import BosOption, PlanOptions, QueryTokens, Stride
 from ralm.reading.readers import MIN_TEMPERATURE
 from ralm.records import NOT_LISTED, DoubleArray, Draw, Drawn, FloatArray, IntArray, NextTokens
 
-_DRAWN: Final = Needs("a `temperature` above 0", lambda options: options.temperature > 0)
 _PLAN: Final = PlanOptions()
 
 
@@ -35,9 +34,7 @@ class Sampling:
     """How a token is drawn from a distribution; `temperature` 0 is greedy, and `top_logprobs` changes no draw."""
 
     temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", maximum=1 / MIN_TEMPERATURE)] = 0.0
-    top_k: Annotated[
-        int | None, Option("Draw from this many of the most likely tokens.", default_text="all", needs=_DRAWN)
-    ] = None
+    top_k: Annotated[int | None, Option("Draw from this many of the most likely tokens.", default_text="all")] = None
     top_p: Annotated[
         float,
         Option(
@@ -45,10 +42,9 @@ class Sampling:
             minimum=0,
             maximum=1,
             above=True,
-            needs=_DRAWN,
         ),
     ] = 1.0
-    seed: Annotated[int, seed_option(_DRAWN)] = 0
+    seed: Annotated[int, seed_option()] = 0
     top_logprobs: Annotated[int, Option("How many top tokens are recorded with each token.", minimum=0, flag="")] = 0
 
     def __post_init__(self) -> None:

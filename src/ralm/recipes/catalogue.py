@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from ralm import __version__
 from ralm.corpus.sources import fingerprint_of
 from ralm.errors import RalmError, UsageError
 from ralm.grammar import keys_text, quoted
@@ -31,7 +32,6 @@ from ralm.lm.registry import ModelOptions
 from ralm.recipes.inputs import stand_in, write_input
 from ralm.recipes.recipe import RESOURCES, Cell, Measure, Order, Recipe, Resource, Step
 from ralm.storage import manifest, remote
-from ralm.version import __version__
 
 WRITES_INPUTS: Final = ("python", "-m", "ralm.recipes.inputs")
 """The program that writes the files of resources."""

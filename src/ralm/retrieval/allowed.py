@@ -1,17 +1,14 @@
 """Which passages of an index may be found: one boolean mask by passage number, for every retriever, and no repetitions.
 
-A passage is left out because of its title (`--forbidden-titles`), its metadata or path (`--where`, `--path`; `filters`
-beside this file) or a mask of the caller. `ralm.retrieval.retriever.allowed_mask` makes one mask of all.
+A passage is left out because of its title (`--forbidden-titles`), its metadata or id (`--where`; `filters` beside
+this file) or a mask of the caller. `ralm.retrieval.retriever.allowed_mask` makes one mask of all.
 `ralm.corpus.decontamination` leaves out what an index shall not have. A retriever finds the best of a mask by its own
 `only(mask_N)`.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from fnmatch import translate
-from re import compile as compiled
-from typing import TYPE_CHECKING, Final, Literal
-from unicodedata import normalize
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal
 
 import numpy as np
 from pydantic import JsonValue
@@ -23,9 +20,6 @@ from ralm.errors import UsageError
 from ralm.protocols import Retriever
 from ralm.records import BoolArray, Hits, Passages
 from ralm.validation import check_search, config_of, retrieve_checked, stable_hits
-
-if TYPE_CHECKING:
-    from ralm.retrieval.index import Index
 
 By = Literal["document", "text"]
 _SHINGLE: Final = 5
@@ -67,24 +61,6 @@ def title_mask(passages: PassageStore, titles: Iterable[str]) -> BoolArray:
     normal = {decontamination.normal_title(title) for title in titles} - {""}
     numbers = (number for number, _, title in passages.origins() if decontamination.normal_title(title) in normal)
     return mask_without(len(passages), numbers)
-
-
-def matching_documents(passages: PassageStore, pattern: str | None = None) -> Iterator[tuple[str, range]]:
-    """Return the documents whose ids match a pattern such as `2024/*.md` in NFC (`fnmatch`), with their passages."""
-    matches = compiled(translate(normalize("NFC", pattern or "*"))).match
-    return (document for document in passages.documents() if matches(normalize("NFC", document[0])))
-
-
-def id_mask(index: "Index", pattern: str) -> BoolArray:
-    """Return the mask of the passages of the documents whose ids match; UsageError if there are none."""
-    mask_N = np.zeros(len(index.passages), np.bool_)
-    for _, numbers in matching_documents(index.passages, pattern):
-        mask_N[numbers.start : numbers.stop] = True
-    if not mask_N.any():
-        raise UsageError(
-            f"no document of {index.path} has an id that matches {pattern!r}; see `ralm info --documents`."
-        )
-    return mask_N
 
 
 class Distinct:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue, ValidationError
 
+from ralm import __version__
 from ralm.corpus.file_table import FileTable
 from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.splitting import BELOW
@@ -19,7 +20,6 @@ from ralm.corpus.store import PASSAGES_FILE, PassageStore
 from ralm.errors import DamagedFolderError, FolderError, RalmWarning, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval import layout
-from ralm.retrieval.allowed import matching_documents
 from ralm.retrieval.analysis import Analysis, analysis_as_recorded
 from ralm.retrieval.bm25 import formula, search
 from ralm.retrieval.bm25.arrays import Arrays, MappedArrays, check_arrays, map_arrays
@@ -38,7 +38,6 @@ from ralm.storage.outputs import FolderKind
 from ralm.storage.remote import is_url
 from ralm.storage.work import HeldFile
 from ralm.terminal import path_text
-from ralm.version import __version__
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense, PassageVectors
@@ -244,9 +243,9 @@ class DocumentSummary(NamedTuple):
     characters: int
 
 
-def summarise_documents(passages: PassageStore, pattern: str | None = None) -> Iterator[DocumentSummary]:
-    """Yield the documents whose ids match; the title of one is what the titles of its passages begin with."""
-    for document_id, numbers in matching_documents(passages, pattern):
+def summarise_documents(passages: PassageStore) -> Iterator[DocumentSummary]:
+    """Yield the documents; the title of one is what the titles of its passages begin with."""
+    for document_id, numbers in passages.documents():
         document = [passages[number] for number in numbers]
         levels = zip(*(passage.title.split(BELOW) for passage in document), strict=False)
         same = takewhile(lambda names: len({*names}) == 1, levels)

@@ -234,7 +234,7 @@ def _compare(
         is_gone = is_local and number < recorded and not Path(origin.path).exists()
         source = Source(origin.name, iter(()), True, Skipped())
         if not is_gone:
-            source = find_files(origin.path, origin.ids, selection, builder.skipped.listing)
+            source = find_files(origin.path, origin.ids, selection)
         present = list(source.files)
         if had and not present and not allow_missing:
             raise CorpusError(

@@ -28,7 +28,6 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.corpus.documents import metadata_from_json, metadata_to_json
-from ralm.environment import environment
 from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.evaluation import report
 from ralm.evaluation.intervals import Column, Comparison, Units, UnitTable
@@ -79,7 +78,7 @@ def write_summary(
 ) -> None:
     """Write the summary of a folder of results, and its manifest with the versions of packages."""
     (folder / SUMMARY).write_text(to_json(summary, indent=2) + "\n", encoding="utf-8")
-    settings = {**settings, "environment": environment()}
+    settings = {**settings, "environment": manifest.environment()}
     manifest.write_manifest(folder, kind=kind, settings=settings, counts=counts)
 
 

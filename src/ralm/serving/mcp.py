@@ -19,12 +19,12 @@ from pydantic import Field, JsonValue
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
+from ralm import __version__
 from ralm.errors import RalmError
 from ralm.records import Passage
 from ralm.retrieval.retriever import ExpandedPassages
 from ralm.serving import answers, errors, jobs, middleware, requests, state
 from ralm.serving.search import chosen, read_filter
-from ralm.version import __version__
 
 MCP_PATH: Final = "/mcp"
 _MOST_DIGITS: Final = 10

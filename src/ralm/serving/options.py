@@ -6,12 +6,12 @@ from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
 from ralm.grammar import keys_of
-from ralm.options import Option, check_effects, check_options, make_record
+from ralm.options import Option, check_options, make_record
 from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.plan import DENSE_QUERY_TOKENS, PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.settings import CATALOGUES, INDEX_GIVEN, part_texts
+from ralm.settings import CATALOGUES, part_texts
 from ralm.validation import MAX_COUNT, check_count, check_length
 
 CHOICES: Final = (
@@ -114,12 +114,10 @@ class Settings:
     """How a text is read; without an `index` by the plain model. `plan` gets the model's length by `with_length`."""
 
     index: str | None = None
-    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=INDEX_GIVEN)] = field(
+    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.")] = field(
         default_factory=RetrieverOptions
     )
-    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=INDEX_GIVEN)] = field(
-        default_factory=ReadingOptions
-    )
+    reading: Annotated[ReadingOptions, Option("How passages are read.")] = field(default_factory=ReadingOptions)
     plan: Annotated[PlanOptions, Option("What is read.")] = field(
         default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
     )
@@ -185,7 +183,8 @@ def with_choices(
         if unused:
             raise UsageError(f"`{unused[0]}` has no effect without an `index`.")
         return settings
-    check_effects(settings.reading, {name: f"`{name}`" for name in values})
+    if "mixer" in values:
+        settings.reading.check_mixer()
     if "retriever" in values and "query_tokens" not in values:
         tokens = DENSE_QUERY_TOKENS if settings.retrieval.is_dense else PlanOptions().query_tokens
         settings = replace(settings, plan=replace(settings.plan, query_tokens=tokens))

@@ -29,6 +29,7 @@ from pydantic import JsonValue
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from ralm import __version__
 from ralm.errors import UsageError
 from ralm.evaluation.report import render_page
 from ralm.retrieval.bm25.kernels import load_compiler
@@ -37,7 +38,6 @@ from ralm.serving import errors, jobs, middleware, search
 from ralm.serving.local import LocalService
 from ralm.serving.state import ModelService, SearchService
 from ralm.terminal import no_progress
-from ralm.version import __version__
 
 _LOG: Final = logging.getLogger("ralm.serving")
 _BACKLOG: Final = 2048

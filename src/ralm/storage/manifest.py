@@ -2,17 +2,20 @@
 
 import hashlib
 import json
+import platform
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, field_validator
 
+from ralm import __version__
 from ralm.errors import DamagedFolderError, FolderError
 from ralm.storage.outputs import MANIFEST, FolderKind, restore
-from ralm.version import __version__
 
 _READ_BYTES: Final = 1 << 26
 """Opening a folder reads files up to this size; an index of many gigabytes must open at once."""
@@ -196,3 +199,18 @@ def _fault(file: Path, entry: FileEntry, *, reads: bool) -> str:
 
 def _remedy(manifest: Manifest) -> str:
     return f"build the {manifest.kind} again or restore it from a copy."
+
+
+def environment() -> dict[str, JsonValue]:
+    """Return the versions that figures may depend on; None for a package that is not installed."""
+    packages = "torch transformers tokenizers numpy numba pyarrow sentence-transformers faiss-cpu"
+    versions: dict[str, JsonValue] = dict.fromkeys(packages.split())
+    for package in versions:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        **versions,
+    }

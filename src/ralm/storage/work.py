@@ -9,16 +9,18 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import Final
 
 from ralm.errors import FolderExistsError, RalmError, StorageError, UsageError
-from ralm.processes import HeldSignals
 
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 LOCK: Final = "lock"
@@ -26,6 +28,7 @@ SETTINGS: Final = "config.json"
 """The settings of the work in a folder; without any work they are worth nothing."""
 _CONTENT: Final = b'{"program": "ralm"}'
 _SIGN: Final = b'"ralm"'
+_ENDING: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 _folders: Final[set[Path]] = set()
 """The work folders that this process holds."""
 
@@ -118,6 +121,45 @@ def storage_errors(path: Path) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StorageError(f"{path} cannot be written: {error.strerror}. Choose another output.") from error
         raise
+
+
+class HeldSignals:
+    """A block that delays the handlers of signals that end the program to its end, or to `release`, in the main thread.
+
+    What is made and removed in such a block is never left half done by an exception of a handler. Blocking signals in
+    this thread is not enough: another thread may receive them, and Python still calls the handler in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+        self._received: list[int] = []
+
+    def __enter__(self) -> "HeldSignals":
+        self.hold()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def hold(self) -> None:
+        """Hold signals back (again)."""
+        if current_thread() is main_thread():
+            for number in _ENDING:
+                handler = signal.getsignal(number)
+                if callable(handler) and handler != self._note:
+                    self._handlers[number] = handler
+                    signal.signal(number, self._note)
+
+    def release(self) -> None:
+        """Call the handlers of signals that have arrived, and of those to come."""
+        for number in [*self._handlers]:
+            signal.signal(number, self._handlers[number])
+            del self._handlers[number]
+        while self._received:
+            signal.raise_signal(self._received.pop())
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._received.append(number)
 
 
 def unfinished(out: Path) -> Path:

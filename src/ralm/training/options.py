@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 
 from ralm.errors import UsageError, extra
-from ralm.options import Needs, Option, check_options
+from ralm.options import Option, check_options
 from ralm.reading.plan import BosOption, QueryTokens
 from ralm.records import DoubleArray, IntArray
 from ralm.validation import MAX_SEED
@@ -18,7 +18,6 @@ Precision = Literal["float32", "bfloat16"]
 LikelihoodSemantics = Literal["paper", "mean"]
 
 _PACKAGES: Final = tuple("torch transformers sentence_transformers safetensors faiss accelerate datasets".split())
-_HELD_OUT: Final = Needs("a `held_out` above 0", lambda options: options.held_out > 0)
 
 
 class _Checked:
@@ -45,9 +44,9 @@ class TrainingOptions(_Checked):
     held_out: Annotated[
         float, Option("Share of the documents, at least two, held out for evaluation; 0: no evaluation.", maximum=0.9)
     ] = 0.1
-    evaluated: Annotated[int, Option("Most held-out examples that an evaluation reads.", needs=_HELD_OUT)] = 256
+    evaluated: Annotated[int, Option("Most held-out examples that an evaluation reads.")] = 256
     evaluate_every: Annotated[int, Option("Steps between evaluations, and between checkpoints.")] = 100
-    patience: Annotated[int, Option("Stop after this many evaluations without a lower loss.", needs=_HELD_OUT)] = 5
+    patience: Annotated[int, Option("Stop after this many evaluations without a lower loss.")] = 5
     precision: Annotated[
         Precision, Option("Number format of the computation; bfloat16 is for GPUs, and CPUs with AVX512-BF16 or AMX.")
     ] = "float32"

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.corpus.documents import Fields
-from ralm.environment import environment
 from ralm.errors import FolderError, UsageError
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
@@ -31,7 +30,7 @@ from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
 from ralm.runs.resume import unfinished_run, unfinished_store
 from ralm.runs.run import damage_errors
-from ralm.storage.manifest import Manifest, kind_of, open_consistently, read_manifest, write_manifest
+from ralm.storage.manifest import Manifest, environment, kind_of, open_consistently, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind, check_output, new_folder
 from ralm.terminal import no_progress, path_text, progress_bar
 from ralm.training.examples import EXAMPLE_SCHEMA, OnlineExamples

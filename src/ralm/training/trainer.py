@@ -32,12 +32,11 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import IntervalStrategy
 
-from ralm.environment import environment
 from ralm.errors import DamagedFolderError, FolderError, ModelError, RalmWarning, short_message
 from ralm.lm.local.loading import quiet_loading
 from ralm.records import IntArray
 from ralm.runs import resume
-from ralm.storage.manifest import Manifest, read_manifest, write_manifest
+from ralm.storage.manifest import Manifest, environment, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind, check_output, new_folder
 from ralm.terminal import Advance, progress_bar, to_json
 from ralm.training.options import Trained, TrainingOptions

@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import httpx2
 from pydantic import JsonValue
 
+from ralm import __version__
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
-from ralm.version import __version__
 
 JsonObject: TypeAlias = dict[str, JsonValue]
 _HEADERS: Final = {
