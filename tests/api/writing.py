@@ -53,15 +53,11 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A token, and what was expected in its place; nothing is known of the first token of a text.
-
-    `pending` are the bytes of a character that the tokens before it began and did not end.
-    """
+    """A token, and what was expected in its place; nothing is known of the first token of a text."""
 
     token: int
     log_prob: float | None
     log_probs_V: FloatArray | None
-    pending: bytes = b""
 
     def likeliest(self, count: int) -> list[tuple[int, float]]:
         """The likeliest tokens, likeliest first; the lower id first where two are as likely."""
@@ -72,11 +68,6 @@ class Row:
         """The log-probabilities of some tokens."""
         assert self.log_probs_V is not None
         return [(token, float(self.log_probs_V[token])) for token in tokens]
-
-    def rank(self, token: int) -> int:
-        """1 for the likeliest token; more where a token is less likely."""
-        assert self.log_probs_V is not None
-        return int((self.log_probs_V > self.log_probs_V[token]).sum()) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +103,7 @@ def rows_of(backing: Backing, tokens: Sequence[int]) -> list[Row]:
     if len(tokens) == 1:
         return [first]
     before_NV = backing.log_probs(tokens[:-1])
-    return [first, *(_row(backing, tokens, place, row_V) for place, row_V in enumerate(before_NV, start=1))]
+    return [first, *(_row(tokens[place], row_V) for place, row_V in enumerate(before_NV, start=1))]
 
 
 def write(backing: Backing, task: Task) -> Written:
@@ -124,18 +115,16 @@ def write(backing: Backing, task: Task) -> Written:
         row_V = backing.log_probs(tokens)[-1]
         token = _chosen(row_V, task)
         tokens.append(token)
-        new.append(_row(backing, tokens, len(tokens) - 1, row_V))
+        new.append(_row(token, row_V))
         if token in backing.end_tokens:
             return Written(prompt, new, text, "end")
         text = backing.tokenizer.decode(np.array(tokens[len(task.prompt) :]))
     return Written(prompt, new, text, "length")
 
 
-def _row(backing: Backing, tokens: Sequence[int], place: int, log_probs_V: FloatArray) -> Row:
-    """The row of the token in one place of a text."""
-    token = tokens[place]
-    before = b"".join(map(backing.piece, tokens[max(0, place - 3) : place]))
-    return Row(token, float(log_probs_V[token]), log_probs_V, unfinished(before))
+def _row(token: int, log_probs_V: FloatArray) -> Row:
+    """The row of a token."""
+    return Row(token, float(log_probs_V[token]), log_probs_V)
 
 
 def unfinished(text: bytes) -> bytes:

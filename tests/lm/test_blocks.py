@@ -20,8 +20,7 @@ from ralm.answering.prompts import open_prompt
 from ralm.errors import InputError, UsageError
 from ralm.lm.local.blocks import BLOCK, BlockFile, Blocks, block_keys
 from ralm.lm.local.decoder import CachedDecoder
-from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
-from ralm.lm.local.probe import choose_decoder
+from ralm.lm.local.model import LocalLanguageModel, choose_decoder, load_transformers_model
 from ralm.lm.registry import ModelOptions, load_local_model
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, IntArray, Passage, ScoringSequence

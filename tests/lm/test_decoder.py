@@ -15,8 +15,7 @@ from ralm.lm.local import rows
 from ralm.lm.local.blocks import BLOCK, Blocks
 from ralm.lm.local.decoder import CachedDecoder, StateDecoder
 from ralm.lm.local.engine import LOGITS_PER_BATCH, TargetLogits
-from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
-from ralm.lm.local.probe import can_cache_rows, choose_decoder
+from ralm.lm.local.model import LocalLanguageModel, can_cache_rows, choose_decoder, load_transformers_model
 from ralm.records import FloatArray, IntArray, ScoringSequence
 from tests.campaign import examples
 from tests.tiny_models import POSITIONS, longrope_model

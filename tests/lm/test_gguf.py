@@ -1,7 +1,6 @@
 """GGUF files as models: the same logits and tokens as their source, and one sentence for what cannot be read."""
 
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,15 +84,6 @@ def test_a_truncated_file_is_one_sentence(llama: Path, tmp_path: Path) -> None:
             open_gguf(str(cut))
     cut.write_bytes(data[:end])
     load_gguf(str(cut))
-
-
-def test_a_file_that_shrinks_while_it_is_read(llama: Path, tmp_path: Path) -> None:
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes(llama.read_bytes())
-    opened = open_gguf(str(cut))
-    cut.write_bytes(llama.read_bytes()[:-20_000])
-    with pytest.raises(ModelError, match="is truncated"):
-        [opened.load(name, torch.float32) for name in opened.tensors]
 
 
 @settings(max_examples=examples(20), suppress_health_check=list(HealthCheck))
@@ -228,26 +218,6 @@ def test_an_encoder_is_not_read_from_a_file(name: str, llama: Path, monkeypatch:
     encoder = library.load_encoder(library.EncoderOptions(encoder=name))
     with pytest.raises(ModelError, match=f"^{name} is a GGUF file, from which only language models are read: give"):
         _ = encoder.dimension
-
-
-def test_a_reranker_is_not_read_from_a_file(llama: Path) -> None:
-    pytest.importorskip("sentence_transformers")
-    from ralm.reranking.cross_encoder import load_pair_model
-
-    for new in (True, False):
-        with pytest.raises(ModelError, match=f"^{llama} is a GGUF file, from which only language models are read"):
-            load_pair_model(str(llama), new=new)
-
-
-def test_an_adapter_and_attention_apply(llama: Path, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    lora = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
-    with warnings.catch_warnings(action="ignore"):
-        peft.get_peft_model(load_gguf(str(llama)), lora).save_pretrained(tmp_path / "lora")
-    plain, adapted = (load_local_model(str(llama), ModelOptions(adapter=one)) for one in (None, str(tmp_path / "lora")))
-    assert plain.config["weights"] != adapted.config["weights"]
-    eager = load_local_model(str(llama), ModelOptions(attention="eager"))
-    assert eager.model.config._attn_implementation == "eager"
 
 
 def test_the_package_gguf_is_an_extra(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

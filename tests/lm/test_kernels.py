@@ -26,8 +26,7 @@ from ralm.lm.local.kernels import (
     window_blocks,
     window_mask,
 )
-from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
-from ralm.lm.local.probe import check_causal
+from ralm.lm.local.model import LocalLanguageModel, check_causal, load_transformers_model
 from ralm.lm.registry import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request

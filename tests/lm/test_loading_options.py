@@ -4,7 +4,6 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ralm.answering.prompts import Conversation, open_prompt
-from ralm.answering.questions import Question
-from ralm.answering.sources import PromptBuilder
 from ralm.errors import ModelError, UsageError
 from ralm.lm.registry import ModelOptions, load_language_model, load_local_model, load_tokenizer
-from ralm.reading.parts import Parts
-from ralm.records import FloatArray, Message, Passage, ScoringSequence
+from ralm.records import FloatArray, Message, ScoringSequence
 from tests.chat_models import TEMPLATE, save_chat_model
 from tests.tiny_models import save_tiny_model
 
@@ -166,31 +161,3 @@ def test_arguments_of_the_chat_template(tmp_path: Path) -> None:
     for wrong in ("tokenize=true", "a b=1", "=1"):
         with pytest.raises(UsageError, match="`template_arguments` are NAME=VALUE"):
             ModelOptions(template_arguments=(wrong,))
-
-
-QUESTION = Question("1", "who sings", ("whales",))
-SHOWN: list[tuple[Question, list[Passage]]] = [
-    (Question("d1", "who barks", ("the dog",)), []),
-    (Question("d2", "who grazes", ("the sheep",)), []),
-]
-
-
-def written(prompt: Any, tokenizer: Any, room: int = 500, conversation: Conversation | None = None) -> tuple[str, Any]:
-    builder = PromptBuilder(prompt, tokenizer, room, Parts(), SHOWN)
-    built = builder.build(QUESTION, [], (), conversation)
-    return tokenizer.decode(built.prompts[0].tokens), built.cut
-
-
-def test_a_system_message_and_demonstrations(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(str(save_chat_model(tmp_path / "chat")))
-    prompt = replace(open_prompt("chat"), system="Be brief.")
-    text, cut = written(prompt, tokenizer)
-    whole = "<s>(Be brief.)user: who barksthe dog\n\nwho grazesthe sheep\n\nwho sings</s>\nmodel: "
-    assert (text, bool(cut)) == (whole, False)
-    own = Conversation([Message("system", "Be long."), Message("user", "who sings")])
-    assert written(prompt, tokenizer, conversation=own)[0] == whole.replace("brief", "long")
-    text, cut = written(prompt, tokenizer, room=60)
-    assert text.endswith("who sings</s>\nmodel: ")
-    assert cut.demonstrations > 0
-    with pytest.raises(UsageError, match="only .* fit into the model"):
-        written(prompt, tokenizer, room=10)

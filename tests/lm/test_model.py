@@ -87,11 +87,10 @@ def test_folders_that_hold_no_model(tmp_path: Path, tiny_folders: dict[str, Path
 
 
 def test_devices_that_are_not_there(tiny_folders: dict[str, Path]) -> None:
-    missing = [] if torch.cuda.is_available() else [("cuda", "but none is available; use `device=.cpu.`")]
-    unusable = [(device, f"the device '{device}' cannot be used") for device in ("meta", "mps", "xpu")]
-    unusable += [(f"cpu,{device}", message) for device, message in unusable]
-    for device, message in [("abacus", "`device` must be auto, all, map, cpu"), *missing, *unusable]:
-        with pytest.raises(ModelError, match=message):
+    missing = [] if torch.cuda.is_available() else ["cuda"]
+    for device in ("abacus", *missing, "meta", "mps", "cpu,xpu"):
+        unusable = device.rpartition(",")[2]
+        with pytest.raises(ModelError, match=f"the `device` '{unusable}' cannot be used: .* Give auto, cpu, cuda or"):
             load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(device=device))
 
 
@@ -217,8 +216,7 @@ def test_settings_that_change_figures_change_the_fingerprint(tmp_path: Path) -> 
     assert one.config["settings"] != other.config["settings"]
 
 
-@pytest.mark.parametrize("of_transformers", [True, False])
-@pytest.mark.parametrize("of_hub", [True, False])
+@pytest.mark.parametrize(("of_transformers", "of_hub"), [(True, True), (True, False), (False, True)])
 def test_bars_of_other_libraries_are_off_while_loading_and_then_as_before(of_transformers: bool, of_hub: bool) -> None:
     (transformers_logging.enable_progress_bar if of_transformers else transformers_logging.disable_progress_bar)()
     (enable_progress_bars if of_hub else disable_progress_bars)()

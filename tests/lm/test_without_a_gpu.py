@@ -18,12 +18,13 @@ from ralm.records import IntArray, ScoringSequence
 from ralm.reranking.cross_encoder import load_pair_model
 from ralm.training import encoders, losses
 from ralm.training.options import LSROptions
+from tests.campaign import sampled
 from tests.every_family import tiny_family_model
 from tests.fake_cuda import CUDA, fake_cuda
 from tests.tiny_encoders import save_tiny_bert, save_tiny_cross_encoder
 from tests.tiny_models import save_tiny_model
 
-FAMILIES = ["gpt2", "llama", "gemma3_text", "bloom"]
+FAMILIES = sampled(["gpt2", "llama", "gemma3_text", "bloom"], "llama", "bloom")
 """Mamba and mixtures of experts ask the build of torch for CUDA itself, so they need a GPU."""
 LENGTH = 60
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from tests.api.dialects.base import Call, Dialect, Handler, bias_of
-from tests.api.dialects.openai import usage
 from tests.api.writing import Json, RefusedError, Row, Task, Written, unfinished
 
 LEAST = float(np.finfo(np.float32).min)
@@ -36,7 +35,6 @@ class LlamaCpp(Dialect):
             ("POST", "/tokenize"): self.tokenize,
             ("POST", "/detokenize"): lambda call: {"content": call.decode(call.body["tokens"])},
             ("POST", "/completion"): self.completion,
-            ("POST", "/v1/completions"): self.completions,
         }
 
     def props(self, call: Call) -> Json:
@@ -75,25 +73,6 @@ class LlamaCpp(Dialect):
     def completion(self, call: Call) -> Json | list[Json]:
         answers = [self.native(call, prompt, self.written(call, prompt)) for prompt in self.prompts(call)]
         return answers[0] if len(answers) == 1 else [{**one, "index": i} for i, one in enumerate(answers)]
-
-    def completions(self, call: Call) -> Json:
-        [prompt] = self.prompts(call)
-        written = self.written(call, prompt)
-        listed = self.probabilities(call, written)
-        choice = {
-            "text": written.text,
-            "index": 0,
-            "logprobs": {"content": listed} if listed else None,
-            "finish_reason": written.finish,
-        }
-        return {
-            "id": f"chatcmpl-{call.number}",
-            "object": "text_completion",
-            "created": 1700000000 + call.number,
-            "model": call.model,
-            "choices": [choice],
-            "usage": usage(len(prompt), len(written.new)),
-        }
 
     def prompts(self, call: Call) -> list[list[int]]:
         prompt = call.body["prompt"]
@@ -136,16 +115,10 @@ class LlamaCpp(Dialect):
             "index": 0,
             "content": written.text,
             "tokens": [row.token for row in written.new] if call.body.get("return_tokens") else [],
-            "id_slot": 0,
-            "stop": True,
             "model": call.model,
             "tokens_predicted": len(written.new),
             "tokens_evaluated": len(prompt),
-            "prompt": call.decode(prompt),
-            "has_new_line": "\n" in written.text,
-            "truncated": len(prompt) + len(written.new) == call.backing.max_length,
             "stop_type": _ENDINGS[written.ended_by] if prompt else "none",
-            "tokens_cached": len(prompt) + len(written.new) - 1,
         }
         listed = self.probabilities(call, written)
         return {**answer, "completion_probabilities": listed} if listed else answer

@@ -72,8 +72,7 @@ class VLLM(OpenAI):
             return None
         told = {row.token: row.log_prob} | dict(row.likeliest(count)) | {row.token: row.log_prob}
         return {
-            str(token): {"logprob": log_prob, "rank": row.rank(token), "decoded_token": _text_in(call, row, token)}
-            for token, log_prob in told.items()
+            str(token): {"logprob": log_prob, "decoded_token": call.text(token)} for token, log_prob in told.items()
         }
 
     def logprobs(self, call: Call, rows: list[Row]) -> Json:
@@ -93,7 +92,7 @@ class VLLM(OpenAI):
         return [(row.token, row.log_prob), *(other for other in others if other[0] != row.token)]
 
     def name(self, call: Call, row: Row, token: int) -> str:
-        return f"token_id:{token}" if call.body.get("return_tokens_as_token_ids") else _text_in(call, row, token)
+        return f"token_id:{token}" if call.body.get("return_tokens_as_token_ids") else call.text(token)
 
     def task(self, call: Call, prompt: list[int]) -> Task:
         task = super().task(call, prompt)
@@ -137,11 +136,6 @@ class VLLM(OpenAI):
 
     def wrong_key(self, key: str) -> RefusedError:
         return RefusedError(401, {"error": "Unauthorized"})
-
-
-def _text_in(call: Call, row: Row, token: int) -> str:
-    """A token's text in the place of a row: the character that it ends, or "" if it is a part that ends none."""
-    return (row.pending + call.backing.piece(token)).decode(errors="ignore")
 
 
 def _bad(text: str, param: str, value: object = None) -> RefusedError:

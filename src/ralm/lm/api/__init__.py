@@ -4,7 +4,7 @@
     http.py           one request, the errors of servers in a sentence, and requests that `ralm serve` passes on
     client.py         many requests: in order, several at once, equal ones once; stored answers, usage and its limit
     answers.py        predictions of next tokens, parsed from answers
-    backend.py        the interface of requests and answers; openai.py and llamacpp.py have those of servers
+    backend.py        the interface of requests and answers; servers.py has those of each kind of server
     tokenizers.py     the tokenizer of a model
     probe.py          first contact: the kind of a server, and the best backend that works
     model.py          the language model, and the texts that it continues

@@ -4,10 +4,10 @@ A backend sends nothing itself. To support another server API, write a `Backend`
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -19,6 +19,7 @@ from ralm.lm.api.answers import (
     answer_field,
     build_prediction,
     parse_log_prob,
+    tokens_in_answer,
 )
 from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.protocols import Tokenizer
@@ -40,12 +41,8 @@ class BackendConfig:
         return f"{self.backend} of {'token ids' if self.as_ids else 'text'}" if either else self.backend
 
 
-LENGTHS: Final = ("max_model_len", "context_length", "n_ctx", "context_window")
+_LENGTHS: Final = ("max_model_len", "context_length", "n_ctx", "context_window")
 """Names under which servers report the maximum number of tokens."""
-_WEIGHTS: Final = ("root",)
-"""Fields of vLLM that identify the loaded weights."""
-_WEIGHTS_IN_META: Final = ("n_params", "size")
-"""The same for llama.cpp, in `meta`; another quantisation has another size."""
 _TIERS: Final = (
     "1: log-probabilities of given texts (scoring, reranking, ensembles and signals are exact)",
     "2: the most likely next tokens (greedy answers and ensembles with certified tokens)",
@@ -61,7 +58,6 @@ class Backend(ABC):
 
     server               its name in errors
     text_path            where an answer has the generated text
-    count_path           where an answer has the number of tokens that the server read
     scores_prompts       the log-probability of every token of a prompt
     max_chosen           the log-probabilities of so many chosen next tokens in one request
     continues_own_text   a text may end in what the model wrote before; a message may not
@@ -71,7 +67,6 @@ class Backend(ABC):
     name: ClassVar[str]
     server: ClassVar[str] = "the server"
     text_path: ClassVar[tuple[str | int, ...]]
-    count_path: ClassVar[tuple[str, ...]]
     scores_prompts: ClassVar[bool] = False
     max_chosen: ClassVar[int] = 0
     continues_own_text: ClassVar[bool] = True
@@ -139,10 +134,8 @@ class Backend(ABC):
 
     def prompt_token_count(self, answer: JsonObject) -> int | None:
         """Return the number of tokens that the server read, if it reports it."""
-        count: Any = answer
-        for step in self.count_path:
-            count = count.get(step) if isinstance(count, Mapping) else None
-        return count if isinstance(count, int) else None
+        counted = tokens_in_answer(answer)
+        return counted and counted[0]
 
     def scoring_request(self, tokens: IntArray) -> ApiRequest:
         """Return the request for the log-probabilities of the tokens of a prompt."""
@@ -205,15 +198,15 @@ class ServerInfo:
     @property
     def length(self) -> int | None:
         """The maximum number of tokens that the model reads, if the server reports it."""
-        lengths = [*(self.fields.get(name) for name in LENGTHS), self.meta.get("n_ctx")]
+        lengths = [*(self.fields.get(name) for name in _LENGTHS), self.meta.get("n_ctx")]
         return next((length for length in lengths if isinstance(length, int) and length > 0), None)
 
     @property
     def weights(self) -> JsonObject:
         """The fields that distinguish the loaded weights from others by the same name."""
-        fields = {name: self.fields.get(name) for name in _WEIGHTS}
-        in_meta = {name: self.meta.get(name) for name in _WEIGHTS_IN_META}
-        return {name: value for name, value in {**fields, **in_meta}.items() if value is not None}
+        # vLLM's path of the model; llama.cpp's sizes: another quantisation has another one
+        told = {"root": self.fields.get("root"), **{name: self.meta.get(name) for name in ("n_params", "size")}}
+        return {name: value for name, value in told.items() if value is not None}
 
     @property
     def meta(self) -> JsonObject:

@@ -25,9 +25,8 @@ from ralm.lm.api.backend import Backend, BackendConfig, Capabilities, ServerInfo
 from ralm.lm.api.client import Client, answer_key
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
 from ralm.lm.api.http import ApiRequest, JsonObject
-from ralm.lm.api.llamacpp import LlamaCppCompletion
 from ralm.lm.api.model import ApiModel
-from ralm.lm.api.openai import NEWER_CHATS, OPENAI_BACKENDS, VllmCompletions
+from ralm.lm.api.servers import NEWER_CHATS, OPENAI_BACKENDS, LlamaCppCompletion, VllmCompletions
 from ralm.records import IntArray
 
 _LOG: Final = logging.getLogger(__name__)

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final
 
-import httpx2
 import numpy as np
 import tiktoken
 from pydantic import JsonValue
@@ -24,7 +23,6 @@ from ralm.records import IntArray, Message, SpecialTokens
 _TIKTOKEN: Final = "tiktoken:"
 _NAMES: Final = ("root", "model_path")
 """Fields in which servers report the hub name or folder of a model."""
-_SECONDS_FOR_HUB: Final = 3.0
 _CACHED: Final = 1 << 16
 """Texts that a server's own tokenizer caches."""
 _NONE: Final[IntArray] = np.zeros(0, dtype=np.int64)
@@ -52,30 +50,15 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
     reported = [str(server.fields[key]) for key in _NAMES if server.fields.get(key)]
     failure: RalmError | None = None
     for name in dict.fromkeys([*reported, model]):
-        for local_files_only in (True, False):  # a hub is asked for what is not here, if it can be reached
-            if local_files_only or _hub_answers():
-                try:
-                    return _hub_or_folder(name, model_path(name), local_files_only=local_files_only)
-                except (ModelError, MissingExtraError) as error:
-                    failure = error
+        for local_files_only in (True, False):  # a hub is asked for what is not here
+            try:
+                return _hub_or_folder(name, model_path(name), local_files_only=local_files_only)
+            except (ModelError, MissingExtraError) as error:
+                failure = error
     raise UsageError(
         f"{client.endpoint.url} does not report the tokenizer of {model}, which all but `ralm ask` and `ralm serve` "
         f"need: name it as `tokenizer`, a hub name, folder, GGUF file, or tiktoken:NAME. ({failure})"
     ) from failure
-
-
-@cache
-def _hub_answers() -> bool:
-    """Return whether the model hub can be reached: one short try, since its own package tries for minutes."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        httpx2.head(constants.ENDPOINT, timeout=_SECONDS_FOR_HUB)
-    except httpx2.HTTPError:
-        return False
-    return True
 
 
 def _hub_or_folder(name: str, folder: str, *, local_files_only: bool = False) -> ApiTokenizer:

@@ -61,13 +61,15 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
 
 
 def check_device(name: str) -> None:
-    """Raise ModelError if nothing can be computed on a device with this name, such as meta."""
+    """Raise ModelError if nothing can be computed on a device with this name."""
     import torch  # here, so that tokenizers load without it
 
     try:
         torch.zeros(1, device=None if name == "auto" else name).item()
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"the device {name!r} cannot be used: {short_message(error)}.") from error
+        raise ModelError(
+            f"the `device` {name!r} cannot be used: {short_message(error)}. Give auto, cpu, cuda or cuda:N."
+        ) from error
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ralm.errors import ChatError, ModelError, RalmWarning, TextError, installed_version, short_message
+from ralm.errors import ChatError, ModelError, TextError, installed_version, short_message
 from ralm.lm import is_gguf
 from ralm.lm.local.loading import check_source, check_tokenizer, loading_errors
 from ralm.lm.tokenizer import Span, align, last_of_user
@@ -58,7 +57,6 @@ class ModelTokenizer:
         self._template_arguments = dict(template_arguments)
         self._tokenizer.model_max_length = int(1e30)  # the plan takes care of lengths: no warnings, no truncation
         self.fingerprint = _fingerprint(tokenizer)
-        self._warned = False
 
     @property
     def end_token(self) -> int | None:
@@ -113,13 +111,7 @@ class ModelTokenizer:
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
         """Return token ids (int64) of a document, cut to `max_tokens` with the special tokens around it."""
-        ids = self._tokenizer.encode(text, truncation=True, max_length=max_tokens)
-        name = str(self._tokenizer.unk_token)
-        # the text itself may contain the token's name
-        if not self._warned and self.unknown_token in ids and ids.count(self.unknown_token) > text.count(name):
-            self._warned = True
-            warnings.warn(f"passages hold characters that the tokenizer reads as {name}", RalmWarning, stacklevel=2)
-        return np.array(ids, dtype=np.int64)
+        return np.array(self._tokenizer.encode(text, truncation=True, max_length=max_tokens), dtype=np.int64)
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
         """Return the ids (int64, N) of a chat, and the span of each in the user's last message (int64, N x 2)."""
