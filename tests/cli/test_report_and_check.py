@@ -1,10 +1,12 @@
 """Reports of runs and of generated texts, and `ralm check` of whole and damaged folders, end to end."""
 
 import json
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
+from ralm import environment
 from ralm.storage.outputs import MANIFEST
 from tests.cli.program import MODEL_LENGTH, TEXT, done, failed, printed, ralm
 from tests.fuzz.mutations import mend
@@ -111,3 +113,23 @@ def test_what_is_no_such_folder(folders: Path) -> None:
     failed(ralm("check", folders / "nowhere"), 1, "does not exist")
     (folders / "run" / MANIFEST).write_text("[" * 100_000)
     failed(ralm("check", folders / "run"), 1, "is damaged or not a ralm manifest")
+
+
+def test_the_installation_lacks_and_misfits(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = printed("check", "--environment")
+    assert {"lm", "serve"} <= {*whole["extras"]}
+    assert not whole["missing"]
+    assert not whole["misfits"]
+
+    def installed(package: str) -> str:
+        if package == "peft":
+            raise PackageNotFoundError(package)
+        return "0.9" if package == "rich" else version(package)
+
+    monkeypatch.setattr(environment, "version", installed)
+    shown = ralm("check", "--environment")
+    assert shown.status == 1
+    assert "adapters" not in shown.out.split("extras:")[1].splitlines()[0]
+    assert "ralm[adapters] lacks peft: pip install 'ralm[adapters]'" in shown.out
+    assert "another version is needed: rich 0.9, which is not >=13.7" in shown.out
+    failed(ralm("check", "any", "--environment"), 2, "give a folder to check, or --environment")

@@ -1,4 +1,4 @@
-"""What an index (`ralm info`), a folder (`ralm check`), a model's server (`ralm probe`) and parts (`ralm help`) are."""
+"""An index (`ralm info`), a folder or the installation (`ralm check`), a server (`ralm probe`), parts (`ralm help`)."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -11,6 +11,7 @@ from pydantic import JsonValue
 import ralm
 from ralm.cli import flags, options
 from ralm.corpus.documents import Fields
+from ralm.environment import Environment, read_environment
 from ralm.errors import UsageError
 from ralm.grammar import as_text, keys_of
 from ralm.lm.api.endpoint import is_api
@@ -91,22 +92,51 @@ def _print_documents(documents: "Iterable[DocumentSummary]") -> None:
 
 
 def check_command(
-    folder: Annotated[Path, options.argument("Folder of an index, a run, a sweep, signals or a trained model.", "DIR")],
+    folder: Annotated[
+        Path | None, options.argument("Folder of an index, a run, a sweep, signals or a trained model.", "DIR")
+    ] = None,
+    environment: Annotated[
+        bool, Option("Check the installation instead: versions, extras and what they lack, device.")
+    ] = False,
 ) -> flags.Output:
     """Read every byte of a folder that ralm wrote, and report damage. The exit status is 1 if anything is damaged.
 
     Opening a folder reads files up to 64 MiB, and compares the sizes of larger ones. This command reads all files, and
-    checks that they are consistent with each other.
+    checks that they are consistent with each other. With --environment, the exit status is 1 if a package is missing
+    that ralm itself needs, or has a version that ralm does not allow.
 
     Example: `ralm check my-index`
     """
+    if environment == (folder is not None):
+        raise UsageError("give a folder to check, or `environment`.")
+
     from ralm.cli.output import print_line
     from ralm.runs.run import verify_folder
 
+    if folder is None:
+        installed = read_environment()
+        lines = partial(_print_environment, installed)
+        return flags.Output(lambda: asdict(installed), lines, status=int(not installed.is_sound))
     kind, damaged = verify_folder(folder)
     shown = partial(print_line, "\n".join(damaged or [f"{folder}: this {kind} is whole"]))
     result: dict[str, JsonValue] = {"folder": str(folder), "kind": kind, "damaged": [*damaged]}
     return flags.Output(lambda: result, shown, status=int(bool(damaged)))
+
+
+def _print_environment(installed: Environment) -> None:
+    from ralm.cli.output import print_line
+
+    print_line(
+        f"ralm {installed.ralm}, Python {installed.python}, {installed.platform}, {installed.processors} processors"
+    )
+    print_line(installed.device or "no torch, so no local models: pip install 'ralm[lm]'")
+    print_line(f"extras: {', '.join(installed.extras) or 'none'}")
+    for extra, packages in installed.missing.items():
+        where = f"ralm[{extra}]" if extra else "ralm"
+        if extra != "all":
+            print_line(f"{where} lacks {', '.join(packages)}: pip install '{where}'")
+    for misfit in installed.misfits:
+        print_line(f"another version is needed: {misfit}")
 
 
 def probe_command(
