@@ -116,19 +116,13 @@ def test_a_check_finds_a_byte_that_differs_in_a_large_file(index: Path, monkeypa
     assert check_index(index) == []
 
 
-def test_a_manifest_written_in_another_way_is_the_same(index: Path) -> None:
+def test_a_manifest_names_nothing_outside_its_folder(index: Path) -> None:
     manifest = json.loads((index / MANIFEST).read_text())
-    (index / MANIFEST).write_text(json.dumps(dict(reversed(manifest.items())), indent=7, ensure_ascii=False))
-    open_index(index)
-
-
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a\0b", "bm25/../../x"])
-def test_a_manifest_names_nothing_outside_its_folder(index: Path, name: str) -> None:
-    manifest = json.loads((index / MANIFEST).read_text())
-    manifest["files"][name] = manifest["files"]["passages.arrow"]
-    (index / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(DamagedFolderError, match="is damaged or not a ralm manifest"):
-        open_index(index)
+    for name in ("../outside", "/etc/passwd", "a\0b", "bm25/../../x"):
+        files = {**manifest["files"], name: manifest["files"]["passages.arrow"]}
+        (index / MANIFEST).write_text(json.dumps({**manifest, "files": files}))
+        with pytest.raises(DamagedFolderError, match="is damaged or not a ralm manifest"):
+            open_index(index)
 
 
 def test_vectors_that_say_they_are_more_than_they_are(index: Path) -> None:
@@ -139,11 +133,8 @@ def test_vectors_that_say_they_are_more_than_they_are(index: Path) -> None:
     mend(index)
     with pytest.raises(DamagedFolderError, match=r"vectors.faiss is damaged: 1,099,511,627,776 vectors"):
         open_index(index).dense(encoder=HashEncoder())
-
-
-def test_vectors_of_other_passages(index: Path, tmp_path: Path) -> None:
-    build_index(PASSAGE_LIST[:7], tmp_path / "few", bm25=False, encoder=HashEncoder())
-    (tmp_path / "few" / "vectors" / "main" / "vectors.faiss").replace(index / "vectors" / "main" / "vectors.faiss")
+    build_index(PASSAGE_LIST[:7], index.with_name("few"), bm25=False, encoder=HashEncoder())
+    (index.with_name("few") / "vectors" / "main" / "vectors.faiss").replace(file)
     mend(index)
     with pytest.raises(DamagedFolderError, match=r"7 vectors of 8 dimensions .* for 1,200 passages"):
         open_index(index).dense(encoder=HashEncoder())

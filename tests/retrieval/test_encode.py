@@ -138,10 +138,10 @@ def test_replacing_must_be_said(both: Path) -> None:
     assert neighbours(both) == ["both"]
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", "a..b", ".hidden", "é", "a b", "a\0", "x" * 65, "-v"])
-def test_odd_names_are_refused(index: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="vectors cannot be called"):
-        add_vectors(index, LetterEncoder(), name=name)
+def test_odd_names_are_refused(index: Path) -> None:
+    for name in ("", "a/b", "..", "a..b", ".hidden", "é", "a b", "a\0", "x" * 65, "-v"):
+        with pytest.raises(UsageError, match="vectors cannot be called"):
+            add_vectors(index, LetterEncoder(), name=name)
     assert neighbours(index) == ["index"]
 
 
@@ -187,13 +187,6 @@ def test_a_manifest_that_says_too_little_of_its_sets(both: Path, what: str) -> N
     (both / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(DamagedFolderError, match="build the index again"):
         open_index(both)
-
-
-def test_a_changed_index_can_be_built_again(both: Path) -> None:
-    add_vectors(both, LetterEncoder(), name="letters")
-    build_index(some_passages(9), both, force=True)
-    assert open_index(both).vectors == {}
-    assert neighbours(both) == ["both"]
 
 
 def test_encoding_again_takes_the_vectors_of_the_same_encoder(index: Path) -> None:

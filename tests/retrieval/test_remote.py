@@ -16,7 +16,7 @@ from ralm.retrieval.remote import RemoteRetriever
 from ralm.retrieval.retriever import RetrieverOptions
 from tests.api.scripted_server import HttpServer, Request
 from tests.api.writing import Reply
-from tests.cli.program import MODEL_LENGTH, TEXT, done, printed, ralm as run, write_stories
+from tests.cli.program import MODEL_LENGTH, done, printed, ralm as run, write_stories
 from tests.runs.test_resume import PLAN, TEXT as LETTERS, Stopped
 from tests.serving.process import running
 
@@ -111,16 +111,6 @@ def without_numbers(value: Any) -> Any:
     return {name: without_numbers(one) for name, one in value.items() if name not in _OURS}
 
 
-def test_in_python(work: Path, url: str) -> None:
-    pipe = ralm.open(retriever=url, lm="ralm-tiny", max_length=64, document_tokens=24)
-    local = ralm.open(work / "index", lm="ralm-tiny", max_length=64, document_tokens=24)
-    scores = [one.score(TEXT, limit_tokens=40, baseline=False).reading.scored.log_probs_T for one in (pipe, local)]
-    assert scores[0].tolist() == scores[1].tolist()
-    [(number, _), *_] = pipe.find(["whales sing"]).of(0)
-    assert pipe.searched is not None
-    assert "whales" in pipe.searched.passages[number].text
-
-
 def test_search_r1() -> None:
     with HttpServer(search_r1) as server:
         retriever = RemoteRetriever(f"{server.root}/retrieve/?corpus=wiki")
@@ -163,26 +153,15 @@ def test_another_index_is_another_run() -> None:
         ([[SEARCH_R1]], "at result.0.0.document, Field required"),
         ([[{"document": SEARCH_R1, "score": float("nan")}]], "at result.0.0.score, Input should be"),
         ([[{"document": SEARCH_R1, "score": 1e300}]], "at result.0.0.score, Input should be"),
-        ([[{"document": SEARCH_R1, "score": 10**400}]], "at result.0.0.score, Input should be"),
         ([[{"document": SEARCH_R1, "score": "1"}]], "at result.0.0.score, Input should be a valid number"),
         ([[{"document": {"contents": "half \ud800"}, "score": 1}]], "half of a character"),
-        ([[{"document": {"id": ["a"], "contents": ""}, "score": 1}]], "at result.0.0.document.id, Input should be"),
         ([[{"document": {**SEARCH_R1, "metadata": 1}, "score": 1}]], "at result.0.0.document.metadata"),
         ([[{"document": SEARCH_R1, "score": 1}] * 11] * 5, "gave 5 lists of at most 11 passages for 5 queries and"),
         (Reply({"error": "no"}, 401), "rejected the key in the environment variable RALM_RETRIEVER_KEY (401: no)."),
-        (Reply({"error": "no"}, 404), "/retrieve (404: no)."),
-        (Reply({"error": "slow"}, 429), "limits the rate of requests (429: slow); tried once. Wait a while."),
-        (Reply({"error": "oops"}, 500), "failed (500: oops); tried once."),
         (Reply("<html>", 200), "answered with '<html>', not with a JSON object"),
-        (Reply('{"result": ' + "[" * 100_000), "not with a JSON object"),
-        (
-            Reply('{"result": [], "fingerprint": ' + "[" * 970 + "]" * 970 + "}"),
-            "at fingerprint, Input should be a valid string.",
-        ),
         (Reply({"result": [], "fingerprint": float("nan")}), "at fingerprint, Input should be a valid string."),
         (Reply({"result": "x" * 5_000_000}), "its answer has more than 1,376,256 bytes"),
         (Reply({"result": []}, cut_after=5), "cannot be reached or broke off"),
-        (Reply({"result": []}, cut_after=-1), "cannot be reached or broke off"),
     ],
 )  # fmt: skip
 def test_failures_are_one_sentence(answer: Any, fault: str) -> None:
@@ -191,7 +170,6 @@ def test_failures_are_one_sentence(answer: Any, fault: str) -> None:
     assert fault in str(raised.value)
     assert "\n" not in str(raised.value)
     assert "secret" not in str(raised.value)
-    assert "stored" not in str(raised.value)
 
 
 def test_equal_passages_of_a_query_stay_apart_and_fewer_are_fine() -> None:
@@ -213,11 +191,7 @@ def test_equal_passages_of_a_query_stay_apart_and_fewer_are_fine() -> None:
         (["ask", "a?", "--retriever", "http://127.0.0.1:9:nprobe=2"], "is not a URL; write http://HOST:PORT."),
         (["ask", "a?", "--retriever", "http://me:key@host"], "put the key into RALM_RETRIEVER_KEY."),
         ([*SERVICE, "--where", "id == 'a'"], "--where has no effect on the search service http://127.0.0.1:9: set it"),
-        ([*SERVICE, "--forbidden-titles", "TEXT"], "--forbidden-titles has no effect on the search service"),
-        ([*SERVICE, "--distinct", "text"], "--distinct has no effect on the search service"),
         ([*SERVICE, "--expand", "2"], "--expand has no effect on the search service"),
-        (["serve", "--index", "a/b=x"], "no index can be called 'a/b', which has a /: give NAME=DIR"),
-        (["ask", "a?", "--reader", "http://127.0.0.1:9"], "is not known: write one of in-context"),
     ],
 )
 def test_other_uses_are_rejected(arguments: list[str], message: str, work: Path) -> None:

@@ -246,19 +246,15 @@ def test_what_cannot_be_read_now_is_listed(corpus: Path, tmp_path: Path) -> None
     assert sync_index(index, make_passages)[0].skipped.counts[BROKEN_FILES] == unreadable(index) == 0
 
 
-def test_the_time_of_a_file_goes_backwards(corpus: Path, tmp_path: Path) -> None:
+def test_files_are_compared_by_content_unless_size_and_time_are_the_same(corpus: Path, tmp_path: Path) -> None:
+    """Also if a time goes backwards, or a file was just written."""
+    (corpus / "hill.md").write_text("Sheep graze on the hill!")
     index = built(corpus, tmp_path / "index")
+    found = (corpus / "hill.md").stat()
+    (corpus / "hill.md").write_text("Sheep sleep on the hill!")
+    os.utime(corpus / "hill.md", ns=(found.st_mtime_ns, found.st_mtime_ns))  # as within one tick of the clock
     written(corpus / "sea.txt", "The whales dive in the sea.", OLD - 5)
-    assert sync_index(index, make_passages)[0].changed == ["sea.txt"]
-
-
-def test_a_file_that_was_just_written_is_compared_by_its_content(corpus: Path, tmp_path: Path) -> None:
-    (corpus / "sea.txt").write_text("The whales sing in the sea!")
-    index = built(corpus, tmp_path / "index")
-    found = (corpus / "sea.txt").stat()
-    (corpus / "sea.txt").write_text("The whales dive in the sea!")
-    os.utime(corpus / "sea.txt", ns=(found.st_mtime_ns, found.st_mtime_ns))  # as within one tick of the clock
-    assert sync_index(index, make_passages)[0].changed == ["sea.txt"]
+    assert sorted(sync_index(index, make_passages)[0].changed) == ["hill.md", "sea.txt"]
 
 
 def test_a_file_that_changes_while_it_is_read(corpus: Path, tmp_path: Path) -> None:
@@ -294,11 +290,10 @@ def test_an_index_without_a_table(tmp_path: Path) -> None:
         sync_index(tmp_path / "index", make_passages)
 
 
-@pytest.mark.parametrize("line", [b"{}", b'["more.jsonl:1", 3]', b"more.jsonl:1", b""])
-def test_a_table_with_a_broken_line(line: bytes, corpus: Path, tmp_path: Path) -> None:
+def test_a_table_with_a_broken_line(corpus: Path, tmp_path: Path) -> None:
     index = built(corpus, tmp_path / "index")
     table = index / FILES_TABLE
-    table.write_bytes(table.read_bytes() + line + b"\n")
+    table.write_bytes(table.read_bytes() + b'["more.jsonl:1", 3]\n')
     mend(index)
     assert check_index(index) == [f"{table} is damaged; build the index again."]
     with pytest.raises(DamagedFolderError, match=r"is damaged; build the index again\.$"):

@@ -173,19 +173,23 @@ def test_vectors_are_updated_too(tmp_path: Path, string: str) -> None:
     assert_same_index(index, at_once)
 
 
-def test_no_encoder_is_needed_to_remove(tmp_path: Path) -> None:
-    index = built(tmp_path / "index", some(9), encoder=LetterEncoder())
-    update_index(index, remove=["d3"])
-    left = {name: texts for name, texts in some(9).items() if name != "d3"}
-    assert_same_index(index, built(tmp_path / "at-once", left, encoder=LetterEncoder()))
-
-
 def test_too_few_vectors_are_left_to_train_on(tmp_path: Path) -> None:
     encoder, documents = DistinctEncoder(), some(90)
     index = built(tmp_path / "index", documents, encoder=encoder, vectors=VectorOptions(faiss="IVF30,Flat"))
     with pytest.raises(UsageError, match="'IVF30,Flat' cannot be trained on 12 vectors"):
         update_index(index, remove=[name for name in documents if int(name[1:]) > 5])
     assert open_index(index).manifest.counts["documents"] == 90
+
+
+def test_another_stemmer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    german = {"a": ["die Katzen schlafen"], "b": ["ein Hund bellt", "noch eine Katze"]}
+    index = built(tmp_path / "index", german, analyser="german")
+    update_index(index, passages([("c", ["viele Katzen"])]), remove=["a"])
+    at_once = built(tmp_path / "at-once", {"b": german["b"], "c": ["viele Katzen"]}, analyser="german")
+    assert_same_index(index, at_once)
+    monkeypatch.setattr(Analysis, "stemmer", "PyStemmer 99")
+    with pytest.raises(FolderError, match=r"built with PyStemmer .*, and PyStemmer 99 is installed"):
+        update_index(index, passages([("d", ["viele Katzen"])]))
 
 
 def test_another_encoder_is_refused(tmp_path: Path) -> None:
@@ -196,6 +200,9 @@ def test_another_encoder_is_refused(tmp_path: Path) -> None:
         update_index(index, passages(some(2, 20).items()), encoders={"main": other})
     other.config = {**LetterEncoder().config, "encoder": "/moved/elsewhere", "option_of_a_later_version": 1}
     update_index(index, passages(some(2, 20).items()), encoders={"main": other})
+    update_index(index, remove=["d3", "d20", "d21"])  # without an encoder
+    left = {name: texts for name, texts in some(9).items() if name != "d3"}
+    assert_same_index(index, built(tmp_path / "at-once", left, encoder=LetterEncoder()))
 
 
 @pytest.mark.parametrize(
@@ -257,28 +264,3 @@ def test_ids_are_looked_up_before_anything_is_encoded(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="'x' is not in"):
         update_index(index, passages(some(2, 20).items()), remove=["x"], encoders={"main": encoder})
     assert encoder.encoded == []
-
-
-def test_the_fingerprint_says_what_is_in_the_index(tmp_path: Path) -> None:
-    index = built(tmp_path / "index", some(30))
-    before = open_index(index).fingerprint
-    update_index(index, passages(some(1, 50).items()))
-    assert open_index(index).fingerprint != before
-    update_index(index, remove=["d50"])
-    assert open_index(index).fingerprint == before
-
-
-def test_other_analysers(tmp_path: Path) -> None:
-    german = {"a": ["die Katzen schlafen"], "b": ["ein Hund bellt", "noch eine Katze"]}
-    index = built(tmp_path / "index", german, analyser="german")
-    update_index(index, passages([("c", ["viele Katzen"])]), remove=["a"])
-    at_once = built(tmp_path / "at-once", {"b": german["b"], "c": ["viele Katzen"]}, analyser="german")
-    assert_same_index(index, at_once)
-    assert open_index(index).bm25.retrieve(["Katze"], 3).of(0), "stemmed as German"
-
-
-def test_an_update_with_another_stemmer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = built(tmp_path / "index", {"a": ["die Katzen"], "b": ["ein Hund"]}, analyser="german")
-    monkeypatch.setattr(Analysis, "stemmer", "PyStemmer 99")
-    with pytest.raises(FolderError, match=r"built with PyStemmer .*, and PyStemmer 99 is installed"):
-        update_index(index, passages([("c", ["viele Katzen"])]))
