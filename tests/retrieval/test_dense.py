@@ -4,7 +4,6 @@ encoder, the MiniLM that a package carries, where that is installed."""
 from collections.abc import Sequence
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 
@@ -285,13 +284,6 @@ def test_an_index_for_one_or_both(tmp_path: Path) -> None:
     ).of(0)
     with pytest.raises(DamagedFolderError, match="does not describe its"):
         open_index(tmp_path / "both").dense()
-
-
-def test_vectors_are_mapped(tmp_path: Path) -> None:
-    built(tmp_path / "dense", passages_of(*TEXTS), LetterEncoder())
-    index = faiss.read_index(str(tmp_path / "dense" / "vectors.faiss"), faiss.IO_FLAG_MMAP_IFC)
-    assert isinstance(index, faiss.IndexFlat)
-    assert not index.codes.is_owned
 
 
 def test_vectors_that_were_altered_while_they_were_kept_are_made_again(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Router, 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertModel, DPRContextEncoder, DPRQuestionEncoder
 
-from ralm.errors import FolderError, MissingExtraError, ModelError, UsageError
+from ralm.errors import FolderError, ModelError, UsageError
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.options import EncoderOptions, dense_extra, load_encoder
+from ralm.retrieval.dense.options import EncoderOptions, load_encoder
 from ralm.retrieval.index import open_index
 from tests.fakes import passages_of
 from tests.tiny_encoders import POSITIONS, WIDTH, drop_weights, save_tiny_bert, save_tiny_dpr, save_tiny_static
@@ -154,14 +154,6 @@ def test_an_encoder_without_layers_reads_texts_of_any_length(tmp_path: Path) -> 
         SentenceEncoder(EncoderOptions(encoder=str(static), passage_length=8)).encode_passages(passages_of(*texts))
 
 
-def test_equal_weights_have_equal_fingerprints(folders: Path, tmp_path: Path) -> None:
-    shutil.copytree(folders / "bert", tmp_path / "copy")
-    save_tiny_bert(tmp_path / "other", seed=1)
-    names = (folders / "bert", tmp_path / "copy", tmp_path / "other")
-    prints = [SentenceEncoder(EncoderOptions(encoder=str(name))).query_fingerprint for name in names]
-    assert prints[0] == prints[1] != prints[2]
-
-
 def test_the_same_weights_read_otherwise_are_another_encoder(folders: Path, tmp_path: Path) -> None:
     """Pooling, prompts and normalisation stand in files of their own; an index without a record of them still opens."""
     build_index(passages_of(*TEXTS), tmp_path / "index", bm25=False, encoder=encoder(folders))
@@ -209,14 +201,6 @@ def test_weights_that_are_missing(folders: Path, tmp_path: Path) -> None:
         _ = SentenceEncoder(EncoderOptions(encoder=str(dpr))).passage_model
     model = encoder(folders).passage_model  # the folder has no pooler
     assert any("pooler" in name for name in model.state_dict())
-
-
-def test_a_missing_extra_is_named() -> None:
-    with pytest.raises(MissingExtraError, match=r"needs the package faiss: pip install 'ralm\[dense\]'"), dense_extra():
-        raise ModuleNotFoundError("No module named 'faiss'", name="faiss")
-    with pytest.raises(ModuleNotFoundError, match="other"), dense_extra():
-        raise ModuleNotFoundError("No module named 'other'", name="other")
-    assert load_encoder(EncoderOptions(encoder="not looked for yet"))
 
 
 @pytest.mark.parametrize("side", ["passage", "query"])

@@ -165,20 +165,13 @@ def test_the_command_remembers_what_was_read_and_how(
     assert "titles changed since" in refused.err
 
 
-def test_new_sources(corpus: Path, tmp_path: Path) -> None:
+def test_sources_that_contain_each_other(corpus: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
     done("index", corpus, "--out", index)
-    other = tmp_path / "other"
-    written(other / "sea.txt", "Ducks swim.")
-    assert counts(index, other) == "documents: 1 added, 0 replaced, 0 removed, 4 unchanged"
-    (other / "sea.txt").write_text("Ducks dive.")
-    assert counts(index) == "documents: 0 added, 1 replaced, 0 removed, 4 unchanged"
     for part in (corpus / "sea.txt", tmp_path):
-        refused = ralm("sync", index, part)
-        assert "contain the same files" in refused.err
+        assert "contain the same files" in ralm("sync", index, part).err
     missing = ralm("sync", index, tmp_path / "othr")
     assert (missing.status, "othr does not exist" in missing.err) == (1, True)
-    assert counts(index) == "documents: 0 added, 0 replaced, 0 removed, 5 unchanged"
 
 
 def test_a_source_that_is_gone(corpus: Path, tmp_path: Path) -> None:

@@ -262,7 +262,10 @@ class IndexColumns:
         columns = self._columns.get(key, [])
         self._check(key, ["text"] if key in _ORIGINS else sorted({column.kind for column in columns}), values)
         if key in _ORIGINS:
-            return self._origins_with(key, operator, [_stored(value) for value in values])
+            texts, mask_N = self._passages.origin_texts(key == "title"), np.zeros(len(self._passages), np.bool_)
+            mask_N[_places(texts, operator, [_stored(value) for value in values])] = True
+            mask_N[_places(texts, "in", [b""])] = False
+            return mask_N
         starts_N = np.zeros(len(self._passages) + 1, np.int32)
         for column in columns:
             same = [_stored(value) for value in values if _kind(value) == column.kind]
@@ -271,14 +274,6 @@ class IndexColumns:
             np.add.at(starts_N, column.first_V[places], 1)
             np.subtract.at(starts_N, column.last_V[places], 1)
         return np.cumsum(starts_N[:-1]) > 0
-
-    def _origins_with(self, key: str, operator: str, values: Sequence[bytes]) -> BoolArray:
-        """Return which passages have an id or title, unless empty, that fulfils a comparison."""
-        texts = self._passages.origin_texts(key == "title")
-        mask_N = np.zeros(len(self._passages), np.bool_)
-        mask_N[_places(texts, operator, values)] = True
-        mask_N[_places(texts, "in", [b""])] = False
-        return mask_N
 
     def _check(self, key: str, kinds: Sequence[Kind], values: Sequence[Value]) -> None:
         if not kinds:
@@ -308,12 +303,13 @@ class IndexColumns:
             code_V, first_V, last_V = (np.from_dlpack(array).astype(np.int32, copy=False) for array in numbers)
             if first_V.min() < 0 or (first_V > last_V).any() or last_V.max() > len(self._passages):
                 raise ValueError("its ranges do not fit the passages")
-            names = [_read_name(name.as_py()) for name in batch["column"].dictionary]
+            names = [name.as_py().decode("utf-8", "surrogatepass") for name in batch["column"].dictionary]
             bounds = np.searchsorted(code_V, np.arange(len(names) + 1)).tolist()
-            for (key, kind, is_listed), begin, end in zip(names, bounds[:-1], bounds[1:], strict=True):
+            for name, begin, end in zip(names, bounds[:-1], bounds[1:], strict=True):
+                kind, is_listed, key = name.split(" ", 2)
                 values = batch["value"].slice(begin, end - begin)
                 values = values if kind == "text" else values.cast(pa.binary(8)).view(pa.float64())
-                column = _Column(kind, is_listed, values, first_V[begin:end], last_V[begin:end])
+                column = _Column(kind, is_listed == "1", values, first_V[begin:end], last_V[begin:end])
                 columns.setdefault(key, []).append(column)
         return columns
 
@@ -336,12 +332,6 @@ def _leaves(metadata: Metadata) -> Iterator[tuple[bytes, bytes]]:
             rest += ((key, item, True) for item in value)
         elif value is not None:
             yield f"{_kind(value)} {int(is_listed)} {key}".encode("utf-8", "surrogatepass"), _stored(value)
-
-
-def _read_name(name: bytes) -> tuple[str, Any, bool]:
-    """Return the key of a column, its kind, and whether its values are items of lists."""
-    kind, is_listed, key = name.decode("utf-8", "surrogatepass").split(" ", 2)
-    return key, kind, is_listed == "1"
 
 
 def _kind(value: Value) -> Kind:

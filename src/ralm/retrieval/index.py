@@ -162,8 +162,9 @@ class Index:
     def text_hashes(self, vectors: str) -> NDArray[np.bytes_]:
         """Return the hashes (S16) of the texts of the passages that the vectors with this name were made of."""
         with dense_extra():
-            from ralm.retrieval.dense.search import open_hashes
-        return open_hashes(self._vector_files[layout.vectors_file(vectors, HASHES)].path, len(self.passages))
+            from ralm.retrieval.dense.search import open_array
+        file = self._vector_files[layout.vectors_file(vectors, HASHES)].path
+        return open_array(file, np.dtype("S16"), (len(self.passages),))
 
     def _open_vectors(self, name: str) -> Any:
         """Open the FAISS index of a set of vectors."""

@@ -96,7 +96,7 @@ class VectorSets(_Record):
         return chosen
 
     def get(self, name: str | None, index: Path) -> VectorSet:
-        """Return the set with this name; without a name, the default. Raises UsageError as `name` does."""
+        """Return the set with this name, or the default one; UsageError if the index has no such set."""
         return self.sets[self.name(name, index)]
 
 

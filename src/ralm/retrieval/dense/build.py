@@ -16,7 +16,7 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import faiss
 import numpy as np
@@ -76,7 +76,13 @@ class SavedChunks:
         if not len(_hashes(file)):
             vectors_PD = self._encoder.encode_passages(passages, advance)
             self.encoded += len(passages)
-            _check_finite(vectors_PD, passages)
+            if not np.isfinite(vectors_PD).all():
+                passage = passages[int(np.argmin(np.isfinite(vectors_PD).all(axis=1)))]
+                raise ModelError(
+                    f"the encoder gives a vector with NaN or infinity for passage {passage.number} "
+                    f"({passage.text[:40]!r}); its weights are damaged or overflow in this number format; try "
+                    '`dtype="float32"`.'
+                )
             _save(file, hash_P, vectors_PD)
         return file
 
@@ -86,22 +92,15 @@ class SavedChunks:
             vectors.add_file(file, _hashes(file))
 
 
-class _Source(NamedTuple):
-    """Some vectors: the hashes of their texts, and the function that reads some of them by their rows (rising)."""
-
-    hash_V: NDArray[np.bytes_]
-    read: Callable[[IntArray], FloatArray]
-
-
 class KnownVectors:
     """Vectors by the hashes of their texts, from several sources."""
 
     def __init__(self) -> None:
-        self._sources: list[_Source] = []
+        self._sources: list[tuple[NDArray[np.bytes_], Callable[[IntArray], FloatArray]]] = []
 
     def add(self, hash_V: NDArray[np.bytes_], read: Callable[[IntArray], FloatArray]) -> None:
         """Add vectors of texts with these hashes; `read` gives those of some rows (rising)."""
-        self._sources.append(_Source(hash_V, read))
+        self._sources.append((hash_V, read))
 
     def add_file(self, file: Path, hash_V: NDArray[np.bytes_]) -> None:
         """Add the vectors of a saved chunk of texts with these hashes."""
@@ -109,7 +108,7 @@ class KnownVectors:
 
     def places(self, hash_P: NDArray[np.bytes_]) -> IntArray:
         """Return the places (int64) of the vectors with these hashes, for `read`; -1 where there is none."""
-        every = np.concatenate([np.zeros(0, hash_P.dtype), *(source.hash_V for source in self._sources)])
+        every = np.concatenate([np.zeros(0, hash_P.dtype), *(hash_V for hash_V, _ in self._sources)])
         order = np.argsort(every, kind="stable")
         slot_P = np.searchsorted(every, hash_P, sorter=order)
         place_P = np.full(len(hash_P), _UNKNOWN, np.int64)
@@ -121,14 +120,10 @@ class KnownVectors:
     def read(self, places: IntArray) -> FloatArray:
         """Return the vectors (float32, P x D) at these places."""
         distinct, inverse = np.unique(places, return_inverse=True)
-        ends = np.cumsum([0, *(len(source.hash_V) for source in self._sources)])
+        ends = np.cumsum([0, *(len(hash_V) for hash_V, _ in self._sources)])
         parts = np.split(distinct, np.searchsorted(distinct, ends[1:-1]))
-        read = [
-            source.read(rows - first)
-            for source, rows, first in zip(self._sources, parts, ends[:-1], strict=True)
-            if len(rows)
-        ]
-        return np.concatenate(read)[inverse]
+        sources = zip(self._sources, parts, ends[:-1], strict=True)
+        return np.concatenate([read(rows - first) for (_, read), rows, first in sources if len(rows)])[inverse]
 
 
 def write_vectors(
@@ -155,7 +150,9 @@ def write_vectors(
     place_P = vectors.places(hash_P)
     assert (place_P != _UNKNOWN).all(), "every text is known or encoded"
     if not index.is_trained:
-        _train_faiss(index, vectors.read(place_P[_drawn(len(place_P), options)]), options.faiss)
+        size = min(options.training_sample, len(place_P))
+        drawn = np.sort(np.random.default_rng(options.seed).choice(len(place_P), size, replace=False))
+        _train_faiss(index, vectors.read(place_P[drawn]), options.faiss)
     folder.mkdir(parents=True)
     _add(index, vectors, place_P, options, folder)
     np.save(folder / HASHES, hash_P)
@@ -183,22 +180,6 @@ def _add(index: faiss.Index, vectors: KnownVectors, place_P: IntArray, options: 
         ) from None
     if raw is not None:
         raw.flush()
-
-
-def _drawn(count: int, options: VectorOptions) -> IntArray:
-    """Return the numbers (rising), of `count` vectors, of those to train on."""
-    size = min(options.training_sample, count)
-    return np.sort(np.random.default_rng(options.seed).choice(count, size, replace=False))
-
-
-def _check_finite(vectors_PD: FloatArray, passages: Sequence[Passage]) -> None:
-    bad = np.flatnonzero(~np.isfinite(vectors_PD).all(axis=1))
-    if len(bad):
-        passage = passages[int(bad[0])]
-        raise ModelError(
-            f"the encoder gives a vector with NaN or infinity for passage {passage.number} ({passage.text[:40]!r}); "
-            'its weights are damaged or overflow in this number format; try `dtype="float32"`.'
-        )
 
 
 def _save(file: Path, hash_P: NDArray[np.bytes_], vectors_PD: FloatArray) -> None:

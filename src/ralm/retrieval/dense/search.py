@@ -18,7 +18,6 @@ from ralm.errors import DamagedFolderError, FolderError, ModelError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, BoolArray, FloatArray, Hits, IntArray
 from ralm.retrieval.allowed import mask_config
-from ralm.retrieval.dense.build import HASH_BYTES
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.layout import VectorSet
 from ralm.storage.manifest import whole_checksum
@@ -265,7 +264,7 @@ class PassageVectors:
         self.is_rounded = isinstance(index, faiss.IndexScalarQuantizer) and raw is None
         """Whether they are stored in 16 bits."""
         self._index = index
-        self._raw = None if raw is None else _open_array(raw, np.dtype(np.float32), (index.ntotal, index.d))
+        self._raw = None if raw is None else open_array(raw, np.dtype(np.float32), (index.ntotal, index.d))
         if self._raw is None and isinstance(index, faiss.IndexIVF):
             index.make_direct_map()  # it finds a vector by its place
 
@@ -287,12 +286,7 @@ class PassageVectors:
         return self._index.reconstruct_batch(rows) if self._raw is None else np.asarray(self._raw[rows])
 
 
-def open_hashes(file: Path, passages: int) -> NDArray[np.bytes_]:
-    """Map the hashes of the texts of so many passages; raises DamagedFolderError if the file holds no such array."""
-    return _open_array(file, np.dtype(f"S{HASH_BYTES}"), (passages,))
-
-
-def _open_array(file: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def open_array(file: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Map an array of this kind and shape; raises DamagedFolderError if the file holds no such array."""
     try:
         array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
