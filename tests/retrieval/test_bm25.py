@@ -17,7 +17,7 @@ from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis import ENGLISH, Analyser, analysis_by_name
 from ralm.retrieval.bm25 import build as bm25_build, kernels, search
 from ralm.retrieval.bm25.arrays import Arrays
-from ralm.retrieval.bm25.build import NOT_KEPT, BM25Builder, MergedArrays, merge_arrays
+from ralm.retrieval.bm25.build import NOT_KEPT, BM25Builder, merge_arrays
 from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
 from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.search import BM25
@@ -245,8 +245,8 @@ def test_merged_arrays_are_those_of_one_build(
     numbers = [np.full(len(texts), NOT_KEPT, np.int32) for texts in parts]
     for number, (part, row) in enumerate(order):
         numbers[part][row] = number
-    sources = [MergedArrays(arrays_of(folder / str(part), texts), numbers[part]) for part, texts in enumerate(parts)]
-    counts = merge_arrays(sources, folder / "merged", at_a_time)
+    sources = [arrays_of(folder / str(part), texts) for part, texts in enumerate(parts)]
+    counts = merge_arrays(sources, numbers, folder / "merged", at_a_time)
     assert counts.passages == len(order)
     at_once = arrays_of(folder / "at-once", [parts[part][row] for part, row in order])
     assert (counts.terms, counts.tokens) == (len(at_once.term_ids), at_once.totals[0])

@@ -26,7 +26,7 @@ from ralm.records import Passage
 from ralm.retrieval import index, layout
 from ralm.retrieval.analysis import Analysis, analysis_by_name
 from ralm.retrieval.bm25 import arrays
-from ralm.retrieval.bm25.build import NOT_KEPT, BM25Builder, MergedArrays, merge_arrays
+from ralm.retrieval.bm25.build import NOT_KEPT, BM25Builder, merge_arrays
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.dense.options import VectorOptions, dense_extra
 from ralm.retrieval.filters import write_columns
@@ -99,7 +99,8 @@ def build_index(
             place = folder / layout.vectors_folder(layout.MAIN)
             encoded = encode_passages(PassageStore(folder / PASSAGES_FILE), place, kept, encoder, vectors)
             sets = layout.VectorSets(default=layout.MAIN, sets={layout.MAIN: encoded})
-        record = _bm25_record(analysis, options or BM25Options()) if bm25 else None
+        constants = asdict(options or BM25Options())
+        record = layout.BM25Record(analysis=analysis.recorded, stemmer=analysis.stemmer, **constants) if bm25 else None
         files = table.save(folder / layout.FILES_TABLE) if table else None
         recorded = layout.IndexSettings(bm25=record, fingerprint="", vectors=sets, files=files)
         settings = describe()
@@ -142,9 +143,8 @@ def rebuild_index(
         counts = _counts(folder)
         if old.analysis:
             sources = [old.arrays, *([arrays.open_arrays(new / layout.BM25_FOLDER)] if first else [])]
-            merged = [*map(MergedArrays, sources, parts.numbers)]
             buffered = (build or BuildOptions()).buffered_terms
-            counts |= asdict(merge_arrays(merged, folder / layout.BM25_FOLDER, buffered))
+            counts |= asdict(merge_arrays(sources, parts.numbers, folder / layout.BM25_FOLDER, buffered))
         sets = {name: _encode_new(old, parts, folder, name, encoder) for name in old.vectors}
         shutil.rmtree(new, ignore_errors=True)
         files = old.settings.files
@@ -318,10 +318,6 @@ def write_index_manifest(
     described = {name: value for name, value in description.items() if name not in layout.IndexSettings.model_fields}
     settings = {**described, **recorded.recorded(entries)}
     return manifest.write_manifest(folder, kind=index.INDEX_KIND, settings=settings, counts=counts, files=entries)
-
-
-def _bm25_record(analysis: Analysis, options: BM25Options) -> layout.BM25Record:
-    return layout.BM25Record(analysis=analysis.recorded, stemmer=analysis.stemmer, k1=options.k1, b=options.b)
 
 
 def some_ids(ids: Sequence[str], what: str = "document") -> str:

@@ -101,7 +101,7 @@ def _terms_as_in_lucene(name: str) -> TermsOfRun:
         case "english":
             return _english_terms()
         case "standard":
-            return _standard_terms
+            return lambda run: tuple([lower_case(word) for word in words(run)])
         case "cjk":
             return _cjk_terms
         case language:
@@ -155,11 +155,6 @@ def _placed(text: str) -> Iterator[tuple[int, str]]:
             begin += len(piece)
 
 
-def _standard_terms(run: str) -> tuple[str, ...]:
-    """Return the terms of Lucene's StandardAnalyzer: lower-cased words."""
-    return tuple([lower_case(word) for word in words(run)])
-
-
 def lower_case(word: str) -> str:
     """Lower-case by character, as Java does: no final sigma, and a dotted capital I becomes a plain i."""
     return word.lower() if word.isascii() else word.replace("\u0130", "i").replace("\u03a3", "\u03c3").lower()
@@ -188,17 +183,13 @@ def _english_terms() -> TermsOfRun:
     def terms(run: str) -> tuple[str, ...]:
         stems = []
         for word in words(run):
-            plain = lower_case(_without_possessive(word))
+            is_possessive = word[-1] in "sS" and word[-2:-1] in tuple(_APOSTROPHES)
+            plain = lower_case(word[:-2] if is_possessive else word)
             if plain and plain not in _STOP_WORDS:
                 stems.append(_stem(plain, porter))
         return tuple(stems)
 
     return terms
-
-
-def _without_possessive(word: str) -> str:
-    """Return the word without a final possessive 's."""
-    return word[:-2] if len(word) >= 2 and word[-1] in "sS" and word[-2] in _APOSTROPHES else word
 
 
 def _stem(word: str, porter: Callable[[str], str]) -> str:

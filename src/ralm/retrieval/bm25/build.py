@@ -10,7 +10,6 @@ of a source, M terms of all sources in byte order.
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
@@ -163,14 +162,6 @@ class WordNumbers(dict[str, int]):
         self._new = []
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MergedArrays:
-    """Arrays, and the new number (int32) of each of their passages or `NOT_KEPT`."""
-
-    arrays: Arrays
-    number_P: NDArray[np.int32]
-
-
 class _PostingCounts(NamedTuple):
     """The kept postings of a source: by term, the first passage of each term, by row, and the passages with terms."""
 
@@ -180,16 +171,19 @@ class _PostingCounts(NamedTuple):
     has_terms_P: NDArray[np.bool_]
 
 
-def merge_arrays(sources: Sequence[MergedArrays], folder: Path, at_a_time: int) -> writing.IndexCounts:
+def merge_arrays(
+    sources: Sequence[Arrays], numbers: Sequence[NDArray[np.int32]], folder: Path, at_a_time: int
+) -> writing.IndexCounts:
     """Write the arrays of the kept passages of one or two sources, some `at_a_time` postings at a time.
 
-    They equal those that are built of the same passages at once, byte for byte; no text is analysed again.
+    `numbers`: the new number of each passage of a source, or `NOT_KEPT`. The arrays equal those that are built of the
+    same passages at once, byte for byte; no text is analysed again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    passages = sum(int(np.count_nonzero(source.number_P != NOT_KEPT)) for source in sources)
+    passages = sum(int(np.count_nonzero(number_P != NOT_KEPT)) for number_P in numbers)
     kernels.check_passage_count(passages)
-    every_kept = [_kept(source) for source in sources]
-    merged, place_VM = _merged_terms([source.arrays for source in sources])
+    every_kept = [*map(_kept, sources, numbers)]
+    merged, place_VM = _merged_terms(sources)
     frequency_M, first_M = np.zeros(len(merged), np.int64), np.full(len(merged), passages, np.int64)
     for kept, place_V in zip(every_kept, place_VM, strict=True):
         frequency_M[place_V] += kept.frequency_V
@@ -207,7 +201,7 @@ def merge_arrays(sources: Sequence[MergedArrays], folder: Path, at_a_time: int) 
     writing.write_vocabulary(folder, np.frombuffer(content or b"", np.uint8)[: sizes.sum()], sizes, ids)
     counted, codes, tokens = writing.PairCounts(), [], 0
     for source, kept in zip(sources, every_kept, strict=True):
-        frequency_C, length_C = source.arrays.code_table.T
+        frequency_C, length_C = source.code_table.T
         codes.append((np.flatnonzero(kept.count_C), frequency_C, formula.length_bytes(length_C)))
         counted.add_counted(frequency_C.astype(np.int64) << 8 | codes[-1][-1], kept.count_C)
         tokens += int(kept.count_C @ frequency_C.astype(np.int64))
@@ -216,23 +210,22 @@ def merge_arrays(sources: Sequence[MergedArrays], folder: Path, at_a_time: int) 
         rows.append(np.zeros(len(byte_C), np.int32))
         rows[-1][occurs] = table.rows(occurs.astype(np.int32), np.ascontiguousarray(frequency_C[occurs]), byte_C)
     writing.write_totals(folder, tokens, sum(int(np.count_nonzero(kept.has_terms_P)) for kept in every_kept))
-    postings = _postings(sources, [id_M[place_V] for place_V in place_VM], rows, offsets, at_a_time)
+    postings = _postings(sources, numbers, [id_M[place_V] for place_V in place_VM], rows, offsets, at_a_time)
     writing.write_postings(folder, offsets, table.pairs, postings)
     return writing.IndexCounts(passages, len(ids), int(offsets[-1]), tokens)
 
 
-def _kept(source: MergedArrays) -> _PostingCounts:
+def _kept(arrays: Arrays, number_P: NDArray[np.int32]) -> _PostingCounts:
     """Check the postings of a source, and count those that are kept."""
-    arrays, passages = source.arrays, len(source.number_P)
-    arrays.check(passages)
+    arrays.check(len(number_P))
     terms = len(arrays.offsets) - 1
     kept = _PostingCounts(
         np.zeros(terms, np.int64),
         np.full(terms, np.iinfo(np.int64).max),
         np.zeros(len(arrays.code_table), np.int64),
-        np.zeros(passages, np.bool_),
+        np.zeros(len(number_P), np.bool_),
     )
-    _count_kept(arrays.offsets, arrays.passages, arrays.posting_codes, source.number_P, kept)
+    _count_kept(arrays.offsets, arrays.passages, arrays.posting_codes, number_P, kept)
     return kept
 
 
@@ -256,7 +249,8 @@ def _merged_terms(sources: Sequence[Arrays]) -> tuple[pa.Array, list[NDArray[np.
 
 
 def _postings(
-    sources: Sequence[MergedArrays],
+    sources: Sequence[Arrays],
+    numbers: Sequence[NDArray[np.int32]],
     ids: Sequence[NDArray[np.int64]],
     rows: Sequence[NDArray[np.int32]],
     offsets: NDArray[np.int64],
@@ -270,16 +264,15 @@ def _postings(
         old[id_V[stays]] = stays
         old_terms.append(old)
     for first, last in writing.term_ranges(offsets, at_a_time):
-        numbers, codes = np.empty((2, offsets[last] - offsets[first]), np.int32)
+        merged, codes = np.empty((2, offsets[last] - offsets[first]), np.int32)
         begins = offsets[first:last] - offsets[first]
         ends = begins.copy()
-        for source, old, row_C in zip(sources, old_terms, rows, strict=True):
-            arrays = source.arrays
+        for arrays, number_P, old, row_C in zip(sources, numbers, old_terms, rows, strict=True):
             _insert_postings(
-                old[first:last], arrays.offsets, arrays.passages, arrays.posting_codes, source.number_P, row_C, begins,
-                ends, numbers, codes,
+                old[first:last], arrays.offsets, arrays.passages, arrays.posting_codes, number_P, row_C, begins, ends,
+                merged, codes,
             )  # fmt: skip
-        yield numbers, codes
+        yield merged, codes
 
 
 @kernels.kernel

@@ -16,7 +16,6 @@ from functools import lru_cache, partial
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.records import BoolArray, Hits
@@ -88,7 +87,11 @@ class BM25:
         self._analysis = analysis
         self._fingerprint = fingerprint
         self._term = lru_cache(_WORDS)(arrays.term)
-        self._plain = Collection(arrays, passages, _impacts(arrays, self._options), Postings.of(arrays))
+        tokens, with_terms = arrays.totals.tolist()
+        frequency, length = arrays.code_table.astype(np.int64).T
+        impact_C = impact(np.maximum(frequency, 1), length, tokens / max(with_terms, 1), self._options)
+        impact_C[frequency == 0] = 0
+        self._plain = Collection(arrays, passages, impact_C, Postings.of(arrays))
         self._layout = Layout(self._plain)
         self._mask_N: BoolArray | None = None
         self._mask = EVERY
@@ -165,13 +168,6 @@ class BM25:
     def collection(self) -> Collection:
         """Return the index with the layout of its common terms; the first call reads their postings."""
         return self._layout.collection()
-
-
-def _impacts(arrays: Arrays, options: BM25Options) -> NDArray[np.float64]:
-    """Return the impact of each row of the code table."""
-    tokens, with_terms = arrays.totals.tolist()
-    frequency, length = arrays.code_table.astype(np.int64).T
-    return np.where(frequency > 0, impact(np.maximum(frequency, 1), length, tokens / max(with_terms, 1), options), 0)
 
 
 def follow_each_other(queries: WeightedQueries) -> bool:
