@@ -1,26 +1,34 @@
-"""Analysis: Lucene's own answers, examples worked out by hand, and the rules of UAX #29 applied one by one."""
+"""Analysis: Lucene's own answers, and examples worked out by hand; where the words of a query are in a text."""
 
 import json
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 from unicodedata import normalize
 
 import pytest
-import regex
 import Stemmer
 from hypothesis import given, settings, strategies as st
 
 from ralm.errors import RalmWarning
 from ralm.retrieval import analysis
-from ralm.retrieval.analysis import ENGLISH, Analyser, Marker, analysers, analysis_as_recorded, analysis_by_name
+from ralm.retrieval.analysis import (
+    ENGLISH,
+    LANGUAGES,
+    Analyser,
+    Mark,
+    Marker,
+    analysers,
+    analysis_as_recorded,
+    analysis_by_name,
+    best_window,
+    spans_of,
+)
 from ralm.retrieval.analysis.analysers import lower_case, words
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from tests.fakes import passages_of
 from tests.shared_data import shared
-
-CLASSES = "ALetter Numeric Katakana ExtendNumLet MidLetter MidNum MidNumLet Single_Quote Extend Format ZWJ".split()
-ALPHABET = "aZ19_.,:;'\"-$ \t\n\u2019\u00b7\u00e9\u03a3\u0130\u0301\u200d\u00ad\u3042\u4e00\u30ab\u30ad\uac00\u0661"
 
 
 def test_lucenes_terms_of_every_golden_text() -> None:
@@ -90,61 +98,6 @@ def test_remembering_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "一二三四五" not in forgetful._cache
 
 
-def word_break_class(character: str) -> str:
-    if character == ":":
-        return "MidLetter"
-    return next((name for name in CLASSES if regex.match(rf"\p{{WB={name}}}", character)), "Other")
-
-
-def joined(classes: list[str], i: int) -> bool:
-    """Whether UAX #29 has no boundary before the i-th of characters without their marks (rules WB5 to WB13b).
-
-    Hebrew is left to the examples: Lucene's grammar lets a digit follow a Hebrew letter's apostrophe, the standard not.
-    """
-    before, after = classes[i - 1], classes[i]
-    two_before = classes[i - 2] if i >= 2 else ""
-    two_after = classes[i + 1] if i + 1 < len(classes) else ""
-    in_word = ("MidLetter", "MidNumLet", "Single_Quote")
-    in_number = ("MidNum", "MidNumLet", "Single_Quote")
-    word_like = ("ALetter", "Numeric", "Katakana")
-    return (
-        (before in ("ALetter", "Numeric") and after in ("ALetter", "Numeric"))
-        or (before == "ALetter" and after in in_word and two_after == "ALetter")
-        or (two_before == "ALetter" and before in in_word and after == "ALetter")
-        or (two_before == "Numeric" and before in in_number and after == "Numeric")
-        or (before == "Numeric" and after in in_number and two_after == "Numeric")
-        or (before == after == "Katakana")
-        or (before in (*word_like, "ExtendNumLet") and after == "ExtendNumLet")
-        or (before == "ExtendNumLet" and after in word_like)
-    )
-
-
-def words_by_the_rules(text: str) -> list[str]:
-    """Characters with their marks (WB4), joined by the rules; what has no letter, digit or ideograph is no word."""
-    characters: list[str] = []
-    for character in text:
-        mark = word_break_class(character) in ("Extend", "Format", "ZWJ")
-        if mark and characters and not characters[-1].isspace():
-            characters[-1] += character
-        else:
-            characters.append(character)
-    classes = [word_break_class(character[0]) for character in characters]
-    found: list[str] = []
-    for i, character in enumerate(characters):
-        if i and joined(classes, i):
-            found[-1] += character
-        else:
-            found.append(character)
-    of_a_word = regex.compile(r"[\p{WB=ALetter}\p{WB=Numeric}\p{WB=Katakana}\p{Han}\p{Hiragana}]")
-    return [word for word in found if of_a_word.search(word)]
-
-
-@settings(max_examples=500)
-@given(st.text(alphabet=ALPHABET, max_size=12))
-def test_words_obey_the_rules_of_the_standard(text: str) -> None:
-    assert words(text) == words_by_the_rules(text)
-
-
 @settings(max_examples=500)
 @given(st.text(alphabet=[chr(i) for i in range(128)], max_size=20) | st.text(alphabet="aB12_.,:;' ", max_size=20))
 def test_the_fast_path_for_ascii_agrees_with_the_whole(text: str) -> None:
@@ -183,19 +136,9 @@ def test_the_stems_of_snowballs_vocabularies() -> None:
     ("text", "expected"),
     [
         ("一二三四五六七八九十", ["一二", "二三", "三四", "四五", "五六", "六七", "七八", "八九", "九十"]),
-        ("一 二三四 五六七八九 十", ["一", "二三", "三四", "五六", "六七", "七八", "八九", "十"]),
-        ("abc defgh ijklmn opqrstu vwxy z", ["abc", "defgh", "ijklmn", "opqrstu", "vwxy", "z"]),
-        ("あい   ", ["あい"]),
-        ("あいtest", ["あい", "test"]),
-        ("testあい    ", ["test", "あい"]),
-        ("あいうえおabcかきくけこ", ["あい", "いう", "うえ", "えお", "abc", "かき", "きく", "くけ", "けこ"]),
         ("あいうえおabんcかきくけ こ", ["あい", "いう", "うえ", "えお", "ab", "ん", "c", "かき", "きく", "くけ", "こ"]),
-        ("一 روبرت موير", ["一", "روبرت", "موير"]),
         ("一 رُوبرت موير", ["一", "رُوبرت", "موير"]),
         ("𩬅艱鍟䇹愯瀛", ["𩬅艱", "艱鍟", "鍟䇹", "䇹愯", "愯瀛"]),
-        ("一丁丂", ["一丁", "丁丂"]),
-        ("一", ["一"]),
-        ("", []),
         ("Ｔｅｓｔ １２３４", ["test", "1234"]),
         ("ｶﾀｶﾅ", ["カタ", "タカ", "カナ"]),
         ("ｳﾞｨｯﾂ ﾊﾟﾅｿﾆｯｸ", ["ヴィ", "ィッ", "ッツ", "パナ", "ナソ", "ソニ", "ニッ", "ック"]),
@@ -332,3 +275,58 @@ def test_another_stemming_library_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("importlib.metadata.version", lambda _: "1.3.0")
     with pytest.warns(RalmWarning, match=f"built with {library}, and PyStemmer 1.3.0 is installed"):
         assert open_index(tmp_path / "index").bm25.retrieve(["Haus"], 1).of(0)
+
+
+NAMES: Final = ["english", "standard", "cjk", *LANGUAGES, "lucene", "lucene-cjk", "lucene-greek"]
+ALPHABET: Final = (
+    "aZs19_.,:;'\"- \n\u2019\u00e9\u0130\u0301\u200d\u3042\u4e00\u56fd\u30ab\uff76\uff9e\uac00\u0645\U0001f600"
+    "\u00ad\u200b\ufb01\u00b2\u2122\u0e01\u0e33\u0e49\u1100\u1161"
+)
+TEXTS: Final = st.text(ALPHABET, max_size=25) | st.text(max_size=15)
+
+
+@given(st.sampled_from(NAMES), TEXTS)
+def test_every_term_of_a_text_is_marked_in_it(name: str, text: str) -> None:
+    analysis = analysis_by_name(name)
+    marker, terms = Marker(analysis), {*Analyser(analysis)(text)}
+    marks = marker.marks(text, terms)
+    assert {one.term for one in marks} == terms == marker.terms(text)
+    assert all(0 <= one.begin < one.end <= len(text) for one in marks)
+    assert marks == sorted(marks, key=lambda one: one.begin)
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "text", "marked"),
+    [
+        ("english", "singing ship", "Ships sang; she SINGS, ship's song.", ["Ships", "SINGS", "ship's"]),
+        ("standard", "ships", "Ships, ship, ships", ["Ships", "ships"]),
+        ("german", "Haus", "Die Häuser am Haus", ["Häuser", "Haus"]),
+        ("french", "avion", "l'avion, deux avions", ["l'avion", "avions"]),
+        ("cjk", "東京", "東京都 京東 ABC東京", ["東京", "東京"]),
+        ("cjk", "ガス", "ｶﾞｽ", ["ｶﾞｽ"]),
+        ("english", "field konzept", "The \ufb01eld: kon\u00adzept.", ["\ufb01eld", "kon\u00adzept"]),
+        ("english", "กินข้าว", "เขากำลังกินข้าวอยู่", ["กินข้าว"]),
+        ("german", "Zürich km2", "in Zu\u0308rich, 92 km\u00b2.", ["Zu\u0308rich", "km\u00b2"]),
+    ],
+)
+def test_forms_of_a_word_are_marked(name: str, query: str, text: str, marked: list[str]) -> None:
+    marker = Marker(analysis_by_name(name))
+    marks = marker.marks(text, marker.terms(query))
+    assert [text[begin:end] for begin, end in spans_of(marks)] == marked
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "cat", "x", "yyyy", "sheep"]), min_size=1, max_size=40), st.data())
+def test_the_best_part_of_a_text(words: list[str], data: st.DataObject) -> None:
+    text, width = " ".join(words), data.draw(st.integers(12, 40))
+    marks = Marker(analysis_by_name("standard")).marks(text, {"bb", "cat", "sheep"})
+    begin, end = best_window(text, marks, width)
+
+    def quality(begin: int, end: int) -> tuple[int, int]:
+        inside: list[Mark] = [one for one in marks if begin <= one.begin and one.end <= end]
+        return len({one.term for one in inside}), len(inside)
+
+    assert end - begin <= width
+    assert begin == 0 or text[begin - 1] == " "
+    assert end == len(text) or text[end] == " "
+    assert quality(begin, end)[0] == max(quality(at, at + width)[0] for at in range(len(text)))
+    assert best_window("w" * 50, Marker(None).marks("w" * 50, {"w" * 50}), 20) == (0, 20)

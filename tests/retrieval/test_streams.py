@@ -12,7 +12,7 @@ from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.allowed import mask_without
 from ralm.retrieval.bm25 import lookup, search, stream
 from ralm.retrieval.bm25.arrays import row_of
-from ralm.retrieval.bm25.collection import BLOCK_BITS, Collection, rounded_up
+from ralm.retrieval.bm25.collection import BLOCK_BITS, Collection, SearchBatch, rounded_up
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.stream import Stream
 from tests.campaign import examples
@@ -81,7 +81,15 @@ def test_equals_reading_every_posting(
         np.testing.assert_allclose(hits.scores_QK, expected[1], rtol=1e-6)
 
 
-def test_the_choice_is_by_overlap(tmp_path: Path, fills: list[int]) -> None:
+def test_the_choice_is_by_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fills: list[int] = []
+    fill = Stream.fill
+
+    def note(self: Stream, batch: SearchBatch) -> None:
+        fills.append(len(batch.heaps_QK))
+        fill(self, batch)
+
+    monkeypatch.setattr(Stream, "fill", note)
     bm25 = some_index(tmp_path)
     overlapping = strides(words(1, 400, 500), 16, 2)
     apart = strides(words(1, 4000, 500), 16, 40)
