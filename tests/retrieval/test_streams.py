@@ -10,21 +10,18 @@ from hypothesis import given, settings, strategies as st
 
 from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.allowed import mask_without
-from ralm.retrieval.bm25 import lookup, search, stream
-from ralm.retrieval.bm25.arrays import row_of
-from ralm.retrieval.bm25.collection import BLOCK_BITS, Collection, SearchBatch, rounded_up
+from ralm.retrieval.bm25 import search, stream
+from ralm.retrieval.bm25.collection import Collection, SearchBatch
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.stream import Stream
 from tests.campaign import examples
 from tests.retrieval.searching import (
     assert_equal,
-    found_by,
     indexed,
     pieces,
     some_index,
     streamed,
     strides,
-    term_texts,
     words,
 )
 
@@ -167,47 +164,6 @@ def test_more_kinds_of_postings_than_a_byte_numbers(tmp_path: Path) -> None:
     assert len(np.load(tmp_path / "escaped.npy")) > 1000
     queries = [f"r{a} r{a + 1} w{b} w{b + 1}" for a in range(0, 90, 3) for b in range(4)]
     assert_equal(streamed(bm25, queries, 10), bm25.retrieve(queries, 10))
-
-
-def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> None:
-    """Lookups, a stream and the layout of common terms; also for a code whose impact is 0, as the escape's is."""
-    bm25 = some_index(tmp_path)
-    arrays, impact_C = bm25._plain.arrays, bm25._plain.impact_C
-    worthless = int(np.bincount(arrays.codes).argmax())
-    impact_C[worthless], impact_C[-1] = 0, 1e-9
-    asked = np.arange(len(arrays.term_ids))
-    assert bm25.terms(term_texts(arrays)) == asked.tolist()
-    collection = bm25.collection
-    idf_V = collection.idf(collection.frequency(asked))
-    expected_VC = np.maximum(1, np.rint(idf_V[:, None] * impact_C * 2**20)).astype(np.int32)
-    expected_VC[:, worthless] = 0
-    assert (expected_VC == 1).any(), "some are worth less than a point"
-
-    queries = [[term] for term in asked.tolist()]
-    for searched in (bm25._plain, collection):
-        weighted = searched.weighted(queries)
-        for term in range(len(queries)):
-            query = lookup._query(searched.postings, impact_C, weighted, term, term + 1)
-            assert query.unit == 2**-20
-            np.testing.assert_array_equal(query.terms.points_TC[0], expected_VC[term])
-
-    streaming = Stream(collection, 3, 1024)
-    found_by(streaming, bm25._batch(queries, 3))
-    np.testing.assert_array_equal(streaming._terms.points_TC[streaming._row_V[asked]], expected_VC)
-
-    postings = collection.postings
-    highest_MB = postings.highest.reshape(len(postings.most_M), -1)
-    assert highest_MB.any()
-    for term in np.flatnonzero(postings.row_V >= 0).tolist():
-        highest_B = np.zeros(highest_MB.shape[1], np.uint8)
-        for posting in range(int(arrays.offsets[term]), int(arrays.offsets[term + 1])):
-            added = expected_VC[term, row_of(*arrays.posting_codes, posting)]
-            block = arrays.passages[posting] >> BLOCK_BITS
-            highest_B[block] = max(highest_B[block], rounded_up(added))
-        np.testing.assert_array_equal(highest_MB[postings.row_V[term]], highest_B)
-
-    texts = strides(words(1, 300, 500), 16, 2)
-    assert_equal(streamed(bm25, texts, 5), bm25.retrieve(texts, 5))
 
 
 def test_streams_on_several_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

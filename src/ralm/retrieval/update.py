@@ -156,8 +156,15 @@ def add_vectors(
         reusable = _reusable_vectors(opened, name, encoder, options or VectorOptions())
         place = folder / layout.vectors_folder(name)
         record = encode_passages(opened.passages, place, saved, encoder, options, reusable, before)
+        entries = {file: entry for file, entry in opened.manifest.files.items() if (folder / file).parent != place}
+        for file in entries:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            work.link_file(opened.path / file, folder / file)
+        entries |= manifest.file_entries(place, folder)
         chosen = name if default or sets.default is None else sets.default
-        return _write(opened, folder, layout.VectorSets(default=chosen, sets={**sets.sets, name: record}), name)
+        vectors = layout.VectorSets(default=chosen, sets={**sets.sets, name: record})
+        recorded = opened.settings.model_copy(update={"vectors": vectors})
+        return write_index_manifest(folder, entries, opened.manifest.counts, opened.manifest.settings, recorded)
 
 
 def _reusable_vectors(index: Index, name: str, encoder: Encoder, options: VectorOptions) -> "KnownVectors":
@@ -184,15 +191,3 @@ def check_can_add(index: Index, name: str, *, force: bool) -> None:
             f"{index.path} already has vectors {name!r}, which are kept; choose another name, or overwrite them with "
             "`force=True`."
         )
-
-
-def _write(index: Index, folder: Path, sets: layout.VectorSets, new: str) -> manifest.Manifest:
-    """Write the manifest of an index with these sets, of which `new` is in the folder, and link all other files."""
-    place = layout.vectors_folder(new)
-    entries = {name: entry for name, entry in index.manifest.files.items() if str(Path(name).parent) != place}
-    for name in entries:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        work.link_file(index.path / name, folder / name)
-    entries |= manifest.file_entries(folder / place, folder)
-    recorded = index.settings.model_copy(update={"vectors": sets})
-    return write_index_manifest(folder, entries, index.manifest.counts, index.manifest.settings, recorded)
