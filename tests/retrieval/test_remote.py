@@ -221,9 +221,9 @@ def test_a_stopped_run_goes_on_unless_the_index_changed(tmp_path: Path) -> None:
         source = found_by(server.root)
         return ralm.run_evaluation(tmp_path / "run", LETTERS, model, PLAN, source=source)
 
-    with HttpServer(reply) as server, pytest.raises(KeyboardInterrupt):
-        start(Stopped(passes=5))
     with HttpServer(reply) as server:
+        with pytest.raises(KeyboardInterrupt):
+            start(Stopped(passes=5))
         told = "2"
         with pytest.raises(UsageError, match=r"begun with other settings \(passages\.fingerprint"):
             start(Stopped())
