@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from pydantic import JsonValue
 
 from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES
@@ -23,7 +23,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200)
 @given(st.lists(VALUES, min_size=1, max_size=3), st.sampled_from([None, 0, 3]), st.data())
 def test_an_array_is_read_as_json_reads_it_also_if_it_is_cut_or_changed(
     values: list[JsonValue], indent: int | None, data: st.DataObject

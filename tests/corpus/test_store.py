@@ -39,7 +39,7 @@ def written(path: Path, passages: Iterator[Passage]) -> PassageStore:
     return PassageStore(path)
 
 
-@pytest.mark.parametrize("count", [0, 1, ROWS_A_BATCH - 1, ROWS_A_BATCH, ROWS_A_BATCH + 1, 3 * ROWS_A_BATCH + 5])
+@pytest.mark.parametrize("count", [0, 1, ROWS_A_BATCH, 2 * ROWS_A_BATCH + 5])
 def test_what_was_written_comes_back(count: int, tmp_path: Path) -> None:
     passages = list(some_passages(count))
     assert list(write_passages(tmp_path / "x.arrow", iter(passages))) == passages
@@ -126,25 +126,19 @@ def test_files_that_are_no_store(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     with pytest.raises(DamagedFolderError, match=r"x.arrow is missing; build the index again"):
         PassageStore(path)
-    whole = written(path, some_passages(3 * ROWS_A_BATCH))
+    whole = written(path, some_passages(ROWS_A_BATCH + 1))
     del whole
     content = path.read_bytes()
-    for damaged in (b"", b"ARROW1\0\0", content[:100], content[: len(content) // 2], content[:-1]):
+    for damaged in (
+        b"",
+        content[:100],
+        content[: len(content) // 2],
+        content[:-1],
+        content.replace(b"title", b"\xfftitl"),
+    ):
         path.write_bytes(damaged)
         with pytest.raises(DamagedFolderError, match=r"is truncated or not a store of passages .*; build the index"):
             PassageStore(path)
-    path.write_bytes(content.replace(b"title", b"\xfftitl"))
-    with pytest.raises(DamagedFolderError, match=r"not a store of passages \('utf-8' codec can't decode"):
-        PassageStore(path)
-
-
-def test_arrow_files_of_something_else(tmp_path: Path) -> None:
-    path = tmp_path / "x.arrow"
-    table = pa.table({"text": ["x"]})
-    with pa.ipc.new_file(str(path), table.schema) as writer:
-        writer.write_table(table)
-    with pytest.raises(DamagedFolderError, match=r"its columns are text \(string\)"):
-        PassageStore(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "ROWS_A_BATCH", 5)
         written(path, some_passages(12))
@@ -171,6 +165,7 @@ def test_columns_that_are_stored_in_another_way(tmp_path: Path) -> None:
         ({"title": title}, None, "the title of passage 0 is not UTF-8"),
         ({"text": columns["text"].dictionary_encode()}, None, "its columns are"),
         ({"text": columns["text"].cast(pa.string())}, None, r"text \(string\)"),
+        ({"more": columns["text"]}, None, "its columns are .*more"),
     ):
         table = pa.table({**columns, **change})
         with pa.ipc.new_file(str(tmp_path / "x.arrow"), table.schema, options=options) as writer:

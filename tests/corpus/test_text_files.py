@@ -38,7 +38,7 @@ FRONT = '---\ntitle: "On  Radium: a note"\ntags: [a, b]\ndate: 2024-01-02\nid: 7
     ("text", "expected"),
     [
         (FRONT, ("On Radium: a note", {"tags": ["a", "b"], "date": "2024-01-02"}, "# Heading\n\nIt glows.\n")),
-        ("---\r\ndraft: true\r\n...\r\nIt glows.", ("x", {"draft": True}, "It glows.")),
+        ("---\r\ntitle: true\r\ndraft: true\r\n...\r\nIt glows.", ("true", {"draft": True}, "It glows.")),
         ("---\na: &a [1]\nb: *a\n---\n# H\n", ("H", {}, None)),
         ("---\nA rule above: [and\n---\n# H\n", ("H", {}, None)),
         ("---\nbetween rules\n---\n# H\n", ("H", {}, None)),

@@ -34,7 +34,7 @@ def test_no_cluster_at_an_address(text: Path) -> None:
 def test_no_cluster_on_this_machine(text: Path) -> None:
     answer = ralm("eval", text, "--lm", "ralm-tiny", "--lm-args", "ray=auto")
     assert answer.status == 1
-    assert answer.err.startswith("ralm: there is no Ray cluster on this machine. Start one with `ray start --head`")
+    assert answer.err.startswith("ralm: this machine cannot join the Ray cluster at auto: Could not find any running")
 
 
 @pytest.mark.parametrize("address", ["here", "host:", ":6379", "host:port", "ray://host:10001x"])

@@ -364,14 +364,10 @@ def test_what_cannot_be_generated_is_refused(tiny_folders: dict[str, Path], argu
     ours = of(tiny_folders["gpt2"])
     with pytest.raises(UsageError, match=said):
         ours.generate_until(requests("generate_until", ("The", arguments)))
-
-
-def test_arguments_that_change_nothing_are_taken(tiny_folders: dict[str, Path]) -> None:
-    ours = of(tiny_folders["gpt2"])
     many = {"max_new_tokens": 4, "num_beams": 1, "do_sample": False, "temperature": 0.7, "top_p": 0.9, "until": "z"}
     asked = requests("generate_until", ("The", many), ("The", {"max_gen_toks": 4, "until": ["z"]}))
     one, other = ours.generate_until(asked)
-    assert one == other
+    assert one == other, "arguments that change nothing are taken"
 
 
 # ---- what is refused
@@ -393,16 +389,6 @@ def test_a_cache_of_the_harness_is_refused(tiny_folders: dict[str, Path], tmp_pa
     """It finds an answer by the prompt alone."""
     with pytest.raises(UsageError, match="^`use_cache` would mix up the answers of several models and indexes"):
         CachingLM(of(tiny_folders["gpt2"]), str(tmp_path / "cache.db"))
-
-
-def test_how_a_whole_text_is_read_is_refused_elsewhere(tiny_folders: dict[str, Path], index: Path) -> None:
-    how: dict[str, Any] = {"document_tokens": 20, "stride": 4, "windows": "blocked", "block": 8}
-    ours = of(tiny_folders["gpt2"], index=index, **how)
-    assert math.isfinite(ours.loglikelihood_rolling(requests("loglikelihood_rolling", ("the sea is deep",)))[0])
-    with pytest.raises(UsageError, match="say how whole texts are read"):
-        ours.loglikelihood(requests("loglikelihood", ("the sea", " is")))
-    with pytest.raises(UsageError, match="say how whole texts are read"):
-        ours.generate_until(requests("generate_until", ("the sea", {"max_gen_toks": 2})))
 
 
 def test_a_model_without_passages_needs_no_room_for_them(tiny_folders: dict[str, Path], index: Path) -> None:

@@ -56,7 +56,7 @@ def test_dense_retrieval_asks_with_more_tokens() -> None:
         ("lm=gpt2,lm_args=trust_remote_code=1", "trust_remote_code is true or false, not '1'"),
         ("lm=gpt2,reader=ensemble", "documents, mixer and rerank read passages: give index"),
         ("lm=gpt2,index=here,mixer=posterior", 'mixer has no effect without reader="ensemble"'),
-        ("lm=gpt2,index=here,block=8", r"^the model ralm: block has no effect without windows=\"blocked\"\.$"),
+        ("lm=gpt2,index=here,windows=blocked", "^the model ralm has no key 'windows'"),
         ("lm=ralm-tiny,lm_args=retries=3", "lm_args retries=3 is for models behind an API: leave it out for ralm-tiny"),
     ],
 )

@@ -238,15 +238,6 @@ def some_names(names: Sequence[str]) -> str:
     return ", ".join([*names[:_NAMES_SHOWN], *(["..."] if len(names) > _NAMES_SHOWN else [])]) or "none"
 
 
-def check_metadata(never_seen: set[str]) -> None:
-    """Raise CorpusError if no record had one of the fields that were named for metadata."""
-    if never_seen:
-        raise CorpusError(
-            f"no document has the field {', '.join(map(repr, sorted(never_seen)))}, which `fields` metadata names; "
-            "correct it or leave it out."
-        )
-
-
 def without_advice(error: CorpusError) -> str:
     """Return the message of an error as an item of a list: without a full stop and without advice."""
     return str(error).removesuffix(SKIP_ADVICE).removesuffix(_NAME_ADVICE).removesuffix(".")

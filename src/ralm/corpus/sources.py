@@ -123,7 +123,11 @@ def read_documents(
             repeated.add(document)
             if table is not None:
                 table.add(document)
-    documents.check_metadata(builder.never_seen)
+    if builder.never_seen:
+        raise CorpusError(
+            f"no document has the field {', '.join(map(repr, sorted(builder.never_seen)))}, which `fields` metadata "
+            "names; correct it or leave it out."
+        )
     repeated.warn()
     if skipped is None and counted.counts:
         warnings.warn(f"skipped in {', '.join(sources)}: {'; '.join(counted.lines())}", RalmWarning, stacklevel=2)

@@ -24,7 +24,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ralm import __version__
-from ralm.errors import ClusterError, RalmError, RalmWarning, UsageError
+from ralm.errors import ClusterError, RalmError, RalmWarning, UsageError, short_message
 from ralm.terminal import no_progress
 
 _M_co = TypeVar("_M_co", covariant=True)
@@ -59,7 +59,7 @@ _NOT_IMPORTED: Final = "failed to import on the worker"
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Use the cluster at an address, HOST:PORT or `auto`; ClusterError if there is none, or it has other versions."""
+    """Use the cluster at an address, HOST:PORT or `auto`; ClusterError if it cannot be joined."""
     if ray.is_initialized():
         yield
         return
@@ -68,16 +68,10 @@ def connected(address: str) -> Iterator[None]:
     try:
         with own_signals():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError:
-        if address != _AUTO:
-            raise ClusterError(f"{address} is not a Ray cluster, or it needs a token; set RAY_AUTH_TOKEN.") from None
-        raise ClusterError(f"there is no Ray cluster on this machine. {_START}, or give an address.") from None
-    except RuntimeError as error:
-        if "mismatch" not in str(error):
-            raise
+    except (ConnectionError, RuntimeError) as error:  # there is none, it needs a token, or it has other versions
         raise ClusterError(
-            f"the cluster at {address} has other versions than this machine, which has Ray {ray.__version__} and "
-            f"Python {platform.python_version()}; install the same on all machines."
+            f"this machine cannot join the Ray cluster at {address}: {short_message(error)}. {_START}, with the same "
+            "versions of Ray and Python and the same RAY_AUTH_TOKEN on all."
         ) from None
     try:
         yield
@@ -263,7 +257,12 @@ class WorkerPool:
             lost = [running.pop(other)[1] for other in [*running] if running[other][0] is worker]
             waiting.extendleft(reversed(lost))
             if self._drop(worker):
-                _count_crash(lost[0], describe)
+                lost[0].crashes += 1
+                if lost[0].crashes >= MAX_CRASHES:
+                    raise ClusterError(
+                        f"{describe(lost[0].task)} ends its process, each of {MAX_CRASHES} times; the machines may "
+                        "have too little memory."
+                    ) from None
             return None
         except ray.exceptions.RayError as error:
             raise ClusterError(f"the cluster has failed: {error}. Run this again to go on where it stopped.") from error
@@ -312,15 +311,6 @@ class WorkerPool:
                 f"{loader.label} is not the same on the machines {first} and {machine} of the cluster: give all the "
                 f"same files, and devices of one kind ({differences})."
             )
-
-
-def _count_crash(job: _Job, describe: Callable[[Any], str]) -> None:
-    job.crashes += 1
-    if job.crashes >= MAX_CRASHES:
-        raise ClusterError(
-            f"{describe(job.task)} ends its process, each of {MAX_CRASHES} times; the machines may have too little "
-            "memory."
-        )
 
 
 def check_cluster_device(device: str) -> None:

@@ -49,6 +49,8 @@ with harness_extra():
 
 _DEFAULT_DEVICE: Final = "cuda:0"
 """What the harness's command line asks for without `--device`: the device that `auto` finds if there is one."""
+_NO_KEYS: Final = ("max_length", "semantics", "windows", "block")
+"""Keys of a plan that are no arguments here: the first has another default, the others are for whole texts alone."""
 _SIZES: Final = ("batch_size", "max_batch_size")
 """Arguments of the harness that have no effect here."""
 _UNKNOWN_LENGTH: Final = 2048
@@ -62,7 +64,7 @@ _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 class HarnessOptions(PlannedOptions):
     """The language model that the harness evaluates, and its passages; UsageError if options do not go together."""
 
-    plan: Annotated[PlanOptions, Option("What is read.", without=("max_length",))] = field(
+    plan: Annotated[PlanOptions, Option("What is read.", without=_NO_KEYS)] = field(
         default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
     )
     max_length: Annotated[
@@ -99,7 +101,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
 
     The query is the question of a task's document, in `question_field` or one of the usual names, else the end of the
     context; for a whole text the queries are those of `evaluate_text`. `plan` is by default the papers' with the
-    model's own length; its `semantics` and `windows` apply to whole texts. As many contexts are continued together as
+    model's own length. As many contexts are continued together as
     the memory of the model holds.
     """
 
@@ -185,13 +187,12 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         disable_tqdm: bool = False,  # noqa: ARG002  # RALM_PROGRESS=0 turns our progress off
     ) -> list[tuple[float, bool]]:
         """Return the log-probability of each ending after its context, and whether greedy decoding writes it."""
-        self._check_plan()
         endings = self._contexts.endings(requests)
-        answers: list[tuple[float, bool]] = []
         read = score.read_endings(endings, self._parts, self._model)
-        for log_probs, greedy in track(read, "Endings", len(endings)):
-            answers.append((float(log_probs.sum(dtype=np.float64)), greedy))
-        return answers
+        return [
+            (float(log_probs.sum(dtype=np.float64)), greedy)
+            for log_probs, greedy in track(read, "Endings", len(endings))
+        ]
 
     def loglikelihood_rolling(
         self,
@@ -225,7 +226,6 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         disable_tqdm: bool = False,  # noqa: ARG002
     ) -> list[str]:
         """Return the text that the model writes after each context, up to the first stop string."""
-        self._check_plan()
         answers: dict[int, str] = {}
         with progress_bar("Generating", len(requests)) as advance:
             for options, numbers in self._by_options(requests).items():
@@ -281,14 +281,6 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         tokenizer = self._model.tokenizer
         text = str(getattr(tokenizer, "decode_words", tokenizer.decode)(np.array(tokens, dtype=np.int64)))
         return text[: min((at for string in stop if (at := text.find(string)) >= 0), default=len(text))]
-
-    def _check_plan(self) -> None:
-        """Raise UsageError if the plan has options of whole texts."""
-        if (self._plan.semantics, self._plan.windows) != ("paper", "sliding"):
-            raise UsageError(
-                "`semantics` and `windows` say how whole texts are read (loglikelihood_rolling): leave them out for "
-                "other tasks."
-            )
 
     @property
     def tokenizer_name(self) -> str:

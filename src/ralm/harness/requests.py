@@ -163,7 +163,11 @@ def parse_generation_kwargs(
     remaining = dict(kwargs)
     lengths = [value for name in _LENGTHS if (value := remaining.pop(name, None)) is not None]
     stop = remaining.pop("until", None) or ()
-    temperature = _temperature(remaining.pop("do_sample", None), remaining.pop("temperature", None))
+    do_sample, temperature = remaining.pop("do_sample", None), float(remaining.pop("temperature", None) or 0)
+    if do_sample and not temperature:
+        raise UsageError("`do_sample=True` needs a `temperature` above 0 in `generation_kwargs`.")
+    if do_sample is False:
+        temperature = 0.0
     top_k, top_p = remaining.pop("top_k", None), remaining.pop("top_p", None)
     for name, value in remaining.items():
         if _WITHOUT_EFFECT.get(name) != value:
@@ -181,10 +185,3 @@ def parse_generation_kwargs(
     if not bos:
         options["bos"] = "never"
     return sampling.GenerationOptions.of(plan, **options)
-
-
-def _temperature(do_sample: bool | None, temperature: float | None) -> float:
-    """Return the temperature; 0 is greedy decoding, as is `do_sample=False`."""
-    if do_sample and not temperature:
-        raise UsageError("`do_sample=True` needs a `temperature` above 0 in `generation_kwargs`.")
-    return 0.0 if do_sample is False else float(temperature or 0.0)

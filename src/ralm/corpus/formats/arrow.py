@@ -49,7 +49,8 @@ def dataset_records(source: str, needed: Callable[[pa.Schema], list[str]]) -> It
     A single word after the name is a configuration if the dataset has one of that name, otherwise a split, by default
     `train`. `needed` chooses columns. Raises CorpusError if there is no such dataset, configuration or split.
     """
-    check_datasets(source)
+    with extra("datasets", f"reading {source} needs", ("datasets",)):
+        import datasets  # noqa: F401
     name, parts = _parse(source)
     try:
         is_saved = any((Path(name) / file).is_file() for file in _SAVED_FILES)
@@ -61,12 +62,6 @@ def dataset_records(source: str, needed: Callable[[pa.Schema], list[str]]) -> It
         raise
     except Exception as error:
         raise CorpusError(f"cannot read the dataset {source}: {short_message(error)}.") from error
-
-
-def check_datasets(source: str) -> None:
-    """Raise MissingExtraError if the package that reads this dataset is not installed."""
-    with extra("datasets", f"reading {source} needs", ("datasets",)):
-        import datasets  # noqa: F401
 
 
 def _needed_columns(schema: pa.Schema, builder: documents.DocumentBuilder, where: str) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from turbohtml import Document as Page, Element, Markdown, parse
+from turbohtml import Element, Markdown, parse
 
 from ralm.corpus import documents, files
 from ralm.errors import CorpusError
@@ -70,26 +70,19 @@ _VOID: Final = frozenset(b"area base br col embed hr img input link meta param s
 
 
 def html_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """Yield the page, titled by its title, its first heading or its name; its canonical address is metadata."""
+    """Yield the page, titled by its title, its first heading or its name; its canonical address is metadata.
+
+    Raises CorpusError if it would take gigabytes.
+    """
     content = files.content_of(file.path)
+    if len(content) > _MAX_PAGE:
+        raise CorpusError(f"{file.path} has more than {_MAX_PAGE >> 20} MiB of HTML; split it.")
     if file.suffix == ".xhtml" or content.lstrip().startswith(b"<?xml"):
         content = _EMPTY.sub(_opened_and_closed, _XML_ENCODING.sub(rb'<meta charset="\1">', content))
-    page = read_page(content, str(file.path))
+    page = parse(content, positions=False)
     title = next((title.text for title in page.select("title:not(svg *)") if title.text.strip()), "")
     canonical = page.select_one('link[rel~="canonical" i]')
     url = str(canonical.attrs.get("href") or "").strip() if canonical else ""
-    yield builder.markdown(file, title, shown_markdown(page), {"url": url})
-
-
-def read_page(content: bytes | str, where: str) -> Page:
-    """Return the page that HTML describes. Raises CorpusError, naming `where`, if it would take gigabytes."""
-    if len(content) > _MAX_PAGE:
-        raise CorpusError(f"{where} has more than {_MAX_PAGE >> 20} MiB of HTML; split it.")
-    return parse(content, positions=False)
-
-
-def shown_markdown(page: Page) -> str:
-    """Return what a browser shows of a page but for navigation, as Markdown; the page loses the rest."""
     for hidden in page.select(_HIDDEN):
         hidden.decompose()
     for styled in page.select("[style]:not(html, body)"):  # scripts show a whole page
@@ -98,7 +91,7 @@ def shown_markdown(page: Page) -> str:
     for link in page.select(f":is({', '.join(_HEADINGS)}) a"):
         if link.text.strip() in _LINK_SIGNS:
             link.decompose()
-    return _BLANKS.sub("", page.to_markdown(_MARKDOWN)).strip()
+    yield builder.markdown(file, title, _BLANKS.sub("", page.to_markdown(_MARKDOWN)).strip(), {"url": url})
 
 
 def _opened_and_closed(tag: re.Match[bytes]) -> bytes:
