@@ -6,7 +6,6 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +15,6 @@ import pytest
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.client import Client, answer_key
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
-from ralm.lm.api.http import JsonObject
 from ralm.records import FloatArray, ScoringSequence
 from tests.api.backings import OfTable
 from tests.api.dialects import OpenAI
@@ -178,18 +176,3 @@ def test_a_stored_answer_that_cannot_be_used_is_asked_for_again() -> None:
         asked = len(server.posts)
         np.testing.assert_allclose(scored(model), scored(TABLE), atol=1e-5)
         assert len(server.posts) == asked
-
-
-def test_a_check_may_ask_the_server() -> None:
-    """As the tokenizer of llama.cpp does, which is the server's own."""
-    with served(TABLE, EXACT["llama.cpp"]) as (_, model):
-        request = model.backend.generation_request(PASSES[0].tokens_N, 2)
-        tokenize: JsonObject = {"content": "a", "add_special": False, "parse_special": False}
-        parse = lambda _: model.client.post("//tokenize", tokenize)  # noqa: E731
-        list(model.client.answers([replace(request, parse=parse)]))
-
-
-def test_a_text_that_cannot_be_sent_is_an_error_of_the_server() -> None:
-    """Its own tokenizer may decode a token to half a character."""
-    with served(TABLE, EXACT["llama.cpp"]) as (_, model), pytest.raises(ServerError, match="lone surrogate"):
-        model.client.post("//tokenize", {"content": "\ud800"})

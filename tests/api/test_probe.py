@@ -45,7 +45,6 @@ from tests.api.served import (
     check_sentence,
     opened,
     served,
-    tiny,
 )
 from tests.api.writing import Json
 from tests.campaign import sampled
@@ -306,34 +305,6 @@ class OtherWeights:
         [card] = listed["data"]
         meta = {**card["meta"], "size": 4_000_000} if "meta" in card else None
         return {**listed, "data": [{**card, "root": "/models/of-8-bits"} if meta is None else {**card, "meta": meta}]}
-
-
-def test_the_tokenizer_of_a_llama_cpp_server() -> None:
-    with ScriptedServer(behind(), LlamaCpp()) as server:
-        model = load_api_model(f"{server.url}#{server.model}")
-        for text in ("The list type", " caf\u00e9 \u4e2d\n\n\U0001f600 x"):
-            (found, spans_N2), (expected, own_N2) = (one.tokenizer.encode_with_spans(text) for one in (model, tiny()))
-            np.testing.assert_array_equal(found, expected)
-            np.testing.assert_array_equal(spans_N2, own_N2)
-            assert model.tokenizer.decode(found) == text
-        assert model.tokenizer.end_token == tiny().tokenizer.end_token
-        model.client.close()
-
-
-def test_a_llama_cpp_that_tells_no_pieces_of_tokens() -> None:
-    """As old versions do; its tokenizer cannot be used, and another can be named."""
-    with (
-        ScriptedServer(behind(), WithoutPieces()) as server,
-        pytest.raises(ServerError, match="unexpected response format") as raised,
-    ):
-        load_api_model(f"{server.url}#{server.model}")
-    check_sentence(raised.value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WithoutPieces(LlamaCpp):
-    def tokenize(self, call: Call) -> Json:
-        return {"tokens": call.encode(call.body["content"], special=False)}
 
 
 def test_a_way_that_failed_is_tried_again_by_the_next_process() -> None:

@@ -14,6 +14,7 @@ from ralm.errors import ChatError, ModelError
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
 from ralm.records import IntArray, Message
+from tests.campaign import examples
 from tests.chat_models import TEMPLATE as ROLES, chat
 from tests.fakes import WordTokenizer
 from tests.tiny_models import byte_tokenizer
@@ -113,18 +114,9 @@ def test_what_is_passed_to_a_template_are_parameters_of_transformers() -> None:
         ModelTokenizer(own).encode_chat(asked("who?"))
 
 
-def test_a_template_with_a_date_that_changes() -> None:
-    own = with_template(MAKERS[0], "{{ today }}: {{ messages[0]['content'] }} model:")
-    tokenizer = ModelTokenizer(own)
-    written = own.apply_chat_template
-    for today in ("Sunday", "Monday", "Tuesday"):
-        own.apply_chat_template = lambda *args, today=today, **how: written(*args, **how, today=today)
-        assert tokenizer.decode(encoded(own, asked("who?"))[0]) == f"{today}: who? model:"
-
-
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("template", [BARE, MARKED, ROLES])
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(contents=st.lists(WORDS, min_size=1, max_size=4), system=st.none() | WORDS)
 def test_the_tokens_of_a_conversation_are_those_of_the_template(
     make: Callable[[], PreTrainedTokenizerFast], template: str, contents: list[str], system: str | None
@@ -152,7 +144,7 @@ def test_spans_point_into_the_last_message_of_the_user() -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS)
-@settings(max_examples=16)
+@settings(max_examples=examples(16))
 @given(places=st.sets(st.integers(0, 3)))
 def test_markup_in_any_message_is_text(make: Callable[[], PreTrainedTokenizerFast], places: set[int]) -> None:
     own = with_template(make, ROLES)

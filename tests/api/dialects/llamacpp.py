@@ -30,22 +30,8 @@ class LlamaCpp(Dialect):
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         return {
-            ("GET", "/props"): self.props,
             ("GET", "/v1/models"): self.models,
-            ("POST", "/tokenize"): self.tokenize,
-            ("POST", "/detokenize"): lambda call: {"content": call.decode(call.body["tokens"])},
             ("POST", "/completion"): self.completion,
-        }
-
-    def props(self, call: Call) -> Json:
-        end = [call.text(token) for token in call.backing.end_tokens]
-        return {
-            "eos_token": end[0] if end else "",
-            "default_generation_settings": {"n_ctx": call.backing.max_length},
-            "total_slots": 1,
-            "model_alias": call.model,
-            "model_path": call.model,
-            "build_info": "b7000",
         }
 
     def models(self, call: Call) -> Json:
@@ -53,22 +39,6 @@ class LlamaCpp(Dialect):
         meta = {"n_vocab": call.backing.vocabulary, "n_ctx": length, "n_ctx_train": length}
         card = {"id": call.model, "object": "model", "created": 1700000000, "owned_by": "llamacpp", "meta": meta}
         return {"object": "list", "data": [card]}
-
-    def tokenize(self, call: Call) -> Json:
-        text, ends = call.body["content"], {call.text(token): [token] for token in call.backing.end_tokens}
-        if text in ends and call.body["parse_special"]:
-            return {"tokens": ends[text]}
-        tokens = call.encode(text, special=call.body["add_special"])
-        if call.body.get("with_pieces"):
-            return {"tokens": [{"id": token, "piece": self.piece(call, token)} for token in tokens]}
-        return {"tokens": tokens}
-
-    def piece(self, call: Call, token: int) -> str | list[int]:
-        """The text of a token, or its bytes if they are no whole characters."""
-        try:
-            return call.backing.piece(token).decode()
-        except UnicodeDecodeError:
-            return call.bytes_of(token)
 
     def completion(self, call: Call) -> Json | list[Json]:
         answers = [self.native(call, prompt, self.written(call, prompt)) for prompt in self.prompts(call)]

@@ -162,10 +162,6 @@ class Client:
         """Return the answer at a path; it is neither stored nor counted. Raises ServerError."""
         return self._loop.run(partial(self._transport.send, "GET", path, retries=1))
 
-    def post(self, path: str, body: Mapping[str, JsonValue]) -> JsonObject:
-        """Return the answer to a request that costs nothing; it is neither stored nor counted. Raises ServerError."""
-        return self._loop.run(partial(self._transport.send, "POST", path, body))
-
     def answers(self, requests: Iterable[ApiRequest]) -> Iterator[Any]:
         """Yield the parsed answers to requests, in their order, each as soon as it and all before it are known.
 
@@ -265,7 +261,7 @@ class Client:
     async def _keep(self, key: bytes, request: ApiRequest, answer: JsonObject) -> None:
         """Store an answer; ServerError, and nothing is stored, if it cannot be used."""
         try:
-            await asyncio.to_thread(request.parse, answer)  # which may ask the server for its tokenizer
+            await asyncio.to_thread(request.parse, answer)  # which takes long for many tokens
         except ServerError as error:
             raise ServerError(f"{error} The answer was not stored in {self.store.file}; run this again.", 200) from None
         self.store.put(key, answer)

@@ -182,7 +182,7 @@ class ApiOptions(RequestOptions):
         str | None,
         Option(
             "API: tokenizer of the model: hub name, folder, GGUF file, or tiktoken:NAME.",
-            default_text="the server's own",
+            default_text="the one that the server names",
         ),
     ] = None
     top_logprobs: Annotated[

@@ -136,13 +136,7 @@ class Transport(Http):
     ) -> JsonObject:
         """Return the answer to a request; ServerError if there is none."""
         place = self.endpoint.address(path)
-        try:
-            content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ServerError(
-                f"the text for {place} has half a character, a lone surrogate, which cannot be sent: the tokenizer of "
-                "this model is damaged or another one; name a `tokenizer`."
-            ) from None
+        content = None if body is None else json.dumps(body).encode()
         begun, tries = time.monotonic(), 1
         most = 1 + (self._retries if retries is None else min(retries, self._retries))
         outcome = await self._once(method, path, content, max_bytes)

@@ -1,31 +1,24 @@
-"""Finds the tokenizer of a model behind an API: a hub name or folder, an encoding of tiktoken, or the server's own."""
+"""Finds the tokenizer of a model behind an API: a hub name, folder or GGUF file, or an encoding of tiktoken."""
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import tiktoken
-from pydantic import JsonValue
 
 from ralm.errors import ChatError, MissingExtraError, ModelError, RalmError, UsageError
 from ralm.lm import model_path
-from ralm.lm.api.answers import parsing
 from ralm.lm.api.backend import ServerInfo
 from ralm.lm.api.client import Client
 from ralm.lm.tokenizer import WithDefaults, full_tokenizer, last_of_user
 from ralm.protocols import FullTokenizer
-from ralm.records import IntArray, Message, SpecialTokens
+from ralm.records import IntArray, Message
 
 _TIKTOKEN: Final = "tiktoken:"
 _NAMES: Final = ("root", "model_path")
 """Fields in which servers report the hub name or folder of a model."""
-_CACHED: Final = 1 << 16
-"""Texts that a server's own tokenizer caches."""
-_NONE: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,14 +32,12 @@ class ApiTokenizer:
 
 
 def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
-    """Return the tokenizer in the options, else OpenAI's, the reported one or the server's own; UsageError if none."""
+    """Return the tokenizer in the options, else OpenAI's or the reported one; UsageError if there is none."""
     option, model = client.options.tokenizer, client.endpoint.model
     if option is not None:
         return _tiktoken(option) if option.startswith(_TIKTOKEN) else _hub_or_folder(option, model_path(option))
     if client.endpoint.is_openai:
         return _tiktoken(f"{_TIKTOKEN}{model}")
-    if server.owner == "llamacpp":
-        return _server_tokenizer(client, server)
     reported = [str(server.fields[key]) for key in _NAMES if server.fields.get(key)]
     failure: RalmError | None = None
     for name in dict.fromkeys([*reported, model]):
@@ -112,67 +103,6 @@ class _TiktokenTokenizer:
         with suppress(KeyError):  # an id between those of the vocabulary and the special ones
             return self._encoding.decode_single_token_bytes(token)
         return b""
-
-
-def _server_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
-    size = server.meta.get("n_vocab")
-    if not isinstance(size, int):
-        raise UsageError(
-            f"{client.endpoint.url} does not report the size of its vocabulary: name the model's `tokenizer`."
-        )
-    tokenizer = _LlamaCppTokenizer(client)
-    return ApiTokenizer(full_tokenizer(tokenizer), f"of {client.endpoint.url}", size, tokenizer.fingerprint)
-
-
-class _LlamaCppTokenizer:
-    """The tokenizer of a llama.cpp server, which is asked for every text; its answers are cached."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._pieces = lru_cache(_CACHED)(self._request_pieces)
-        self._texts = lru_cache(_CACHED)(self._request_text)
-        bare, whole = (self._request_pieces("a", special=special) for special in (False, True))
-        before = [token for token, _ in whole[: len(whole) - len(bare)]]
-        props = client.get("//props")
-        begin = self._special(props.get("bos_token"))
-        self.special_tokens = SpecialTokens(np.array(before, dtype=np.int64), _NONE, begin)
-        self.end_token = self._special(props.get("eos_token"))
-        sample = [
-            self._pieces(text)
-            for text in (" Hello,  World!\n\n\tIt's", "\u00e9\u4e2d\U0001f600", str(props.get("model_path")))
-        ]
-        self.fingerprint = sha256(repr((sample, before, self.end_token)).encode()).hexdigest()[:16]
-
-    def encode(self, text: str) -> IntArray:
-        return np.array([token for token, _ in self._pieces(text)], dtype=np.int64)
-
-    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        return self.encode(text), _spans(text, [piece for _, piece in self._pieces(text)])
-
-    def decode(self, tokens: IntArray) -> str:
-        return self._texts(tuple(np.asarray(tokens).tolist()))
-
-    @parsing
-    def _request_pieces(self, text: str, *, special: bool = False) -> tuple[tuple[int, bytes], ...]:
-        """Return the tokens of a text with their bytes."""
-        body: dict[str, JsonValue] = {"content": text, "add_special": special, "parse_special": False}
-        tokens: Any = self._client.post("//tokenize", {**body, "with_pieces": True})["tokens"]
-        pieces = ((entry["id"], entry["piece"]) for entry in tokens)
-        return tuple(
-            (int(token), piece.encode() if isinstance(piece, str) else bytes(piece)) for token, piece in pieces
-        )
-
-    @parsing
-    def _request_text(self, tokens: tuple[int, ...]) -> str:
-        return str(self._client.post("//detokenize", {"tokens": [*tokens]})["content"])
-
-    @parsing
-    def _special(self, text: object) -> int | None:
-        """Return the token with this spelling, if it is one."""
-        if not isinstance(text, str) or not text:
-            return None
-        tokens: Any = self._client.post("//tokenize", {"content": text, "parse_special": True})["tokens"]
-        return int(tokens[0]) if len(tokens) == 1 else None
 
 
 def _spans(text: str, pieces: Sequence[bytes]) -> IntArray:

@@ -285,14 +285,13 @@ def chat_with_spans(
         )
 
     marks = _Marks(messages)
-    for _ in range(2):  # a template may write the date, which changes at midnight
-        written = marks.remove_from(chat_text(marks.marked))
-        if written.text == chat_text(messages):
-            return written
-    raise ChatError(
-        "the chat template of this model treats these messages in a special way: word them differently, or choose "
-        "another `prompt`."
-    )
+    written = marks.remove_from(chat_text(marks.marked))
+    if written.text != chat_text(messages):
+        raise ChatError(
+            "the chat template of this model treats these messages in a special way: word them differently, or choose "
+            "another `prompt`."
+        )
+    return written
 
 
 class _Marks:
