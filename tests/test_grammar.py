@@ -18,7 +18,7 @@ from ralm.reading import READERS, ReadingOptions
 from ralm.reading.parts import Parts
 from ralm.reranking import RERANKERS, ZeroShotOptions, open_reranker
 from ralm.retrieval.retriever import RETRIEVERS, DenseOptions, HybridOptions
-from ralm.serving.options import ServeOptions, Settings, with_choices
+from ralm.serving.options import Limits, Settings, with_choices
 from ralm.settings import CATALOGUES
 from tests.cli.program import failed, printed, ralm as run
 from tests.reading.loops import PASSAGES, TEXT
@@ -161,7 +161,7 @@ def test_a_request_keeps_the_operators_keys_of_the_same_part(own: Path) -> None:
     settings = Settings(index="few", reading=reading)
 
     def chosen(**choice: Any) -> ReadingOptions:
-        return with_choices(settings, choice, ServeOptions(), ("few",)).reading
+        return with_choices(settings, choice, Limits(), ("few",)).reading
 
     assert chosen(reader="ensemble").chosen_reader == ralm.Ensemble(documents=5, temperature=2)
     assert chosen(documents=3).chosen_reader == ralm.Ensemble(documents=3, temperature=2)

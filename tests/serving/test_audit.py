@@ -110,7 +110,7 @@ def test_a_client_that_leaves_and_an_answer_that_breaks_off(index: Path, tmp_pat
     with passing_on(index, seconds=0.2, audit=AuditLog(log)) as (_, url):
         body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
-            left_after(response, WORDS[0])
+            next(text for text in response.iter_text() if WORDS[0] in text)
         [line] = lines_of(log, 1)
     assert line["status"] == 499
     assert line["passages"][0]["document_id"] == "sea"
@@ -122,12 +122,6 @@ def test_a_client_that_leaves_and_an_answer_that_breaks_off(index: Path, tmp_pat
         [line] = lines_of(log, 1)
     assert line["status"] == 499
     assert 0 < line["completion_tokens"] < 200
-
-
-def left_after(response: httpx.Response, word: str) -> None:
-    for text in response.iter_text():
-        if word in text:
-            return
 
 
 def test_a_moved_file_is_opened_again(tmp_path: Path) -> None:

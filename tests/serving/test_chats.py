@@ -295,31 +295,24 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
     [
         ({"tools": {}}, "tools", "`tools` is not supported"),
         ({"top_logprobs": 2}, "top_logprobs", "`top_logprobs` has no effect without `logprobs`"),
-        ({"top_logprobs": 99, "logprobs": True}, "top_logprobs", "from 0 to 20"),
-        ({"n": 0}, "n", "from 1 to"),
+        ({"n": 0}, "n", "must be greater than or equal to 1"),
         ({"max_tokens": 0}, "max_tokens", "from 1 to"),
-        ({"max_tokens": 512}, "messages", "the limit is 512: shorten the messages to 0 tokens, or lower `max_tokens`"),
+        ({"max_tokens": 512}, "messages", "the limit is 512: send at most 0 tokens, or lower `max_tokens`"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "differ"),
-        ({"max_tokens": 480}, "messages", r"have \d+ tokens and `max_tokens` is 480"),
+        ({"max_tokens": 480}, "messages", r"has \d+ tokens and `max_tokens` is 480"),
         ({"said": []}, "messages", "needs a message with the role user"),
-        ({"said": SAID[:1]}, "messages", "needs a message with the role user"),
         ({"said": [SAID[1], SAID[3]]}, "messages", "rejects these messages: roles must alternate"),
         ({"said": [{"role": "user", "content": " "}]}, "messages", "is empty"),
-        ({"said": [{"role": "user", "content": 5}]}, "messages.0.content", "must be text"),
         ({"said": [{"role": "tool", "content": "5"}]}, "messages.0.role", "must be .system."),
         ({"said": [{**SAID[1], "tool_calls": [{}]}]}, "messages.0.tool_calls", "is not supported"),
         ({"said": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0", "the type image_url; only text is"),
-        ({"said": [{"role": "user", "content": ["a"]}]}, "messages.0.content.0", "only text is supported"),
         ({"said": [{"role": "user", "content": "\ud800"}]}, None, "lone surrogate"),
         ({"said": [{"role": "user</s>", "content": "a"}]}, "messages.0.role", "must be .system., .developer"),
         ({"ralm": {"stride": 4}}, "ralm.stride", "has no effect in a chat"),
         ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
         ({"ralm": {"sources": "footnotes"}}, "ralm.sources", "sources"),
         ({"ralm": {"query": " "}}, "ralm.query", "is empty"),
-        ({"ralm": {"index": "../other"}}, "ralm.index", "is not served"),
-        ({"message": []}, "message", "is not supported"),
         ({"said": [{"role": "user", "contents": "a"}]}, "messages", "is empty"),
-        ({"ralm": {"source": "text"}}, "ralm.source", "is not supported"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -337,7 +330,7 @@ def test_a_conversation_that_does_not_fit(url: str, client: openai.OpenAI, chat_
     chat = full_tokenizer(chat_model.tokenizer).encode_chat([Message("user", "s")])
     assert chat is not None
     most = POSITIONS - len(chat[0])  # characters beside the one, with nothing left for an answer
-    for more, told in ((0, f"the messages have {POSITIONS:,} tokens and `max_tokens` is 1,"), (10**6, AT_LEAST)):
+    for more, told in ((0, f"`messages` has {POSITIONS:,} tokens and `max_tokens` is 1,"), (10**6, AT_LEAST)):
         error = refused(url, said(most + 1 + more))
         assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
         assert told in error["message"]

@@ -55,7 +55,7 @@ MESSAGES = st.lists(
 @pytest.fixture(scope="module")
 def chats(chat_model: WritingModel, index: Path) -> Iterator[httpx.Client]:
     """A client of a server with a chat model, which writes little."""
-    limits = Limits(texts=3, new_tokens=4, documents=2)
+    limits = Limits(new_tokens=4, documents=2)
     service = local(chat_model, ServeOptions(limits=limits), folders={"few": index})
     with serving(service) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client

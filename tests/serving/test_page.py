@@ -10,7 +10,6 @@ import pytest
 
 from ralm.protocols import WritingModel
 from ralm.records import Document
-from ralm.serving.options import ServeOptions
 from tests.api.writing import Reply
 from tests.browser import Tab, browser_tab, needs_browser
 from tests.serving.chat_upstream import EVENTS, NAME, WORDS, event, passing_on
@@ -72,13 +71,12 @@ def test_the_page_tells_nothing_of_what_is_served_and_loads_nothing(url: str) ->
 def test_what_the_page_learns_of_the_server(url: str, index: Path) -> None:
     told = httpx.get(f"{url}/choices").json()
     assert (told["model"], told["corpus"], told["defaults"]["index"]) == (MODEL, "", "few")
-    assert {"index", "retriever", "documents"} <= {*told["choices"]}
     assert told["can"] == {"chat": False, "turns": True}
-    with serving(local(tiny(), ServeOptions(allow=("reader",)), folders={"few": index}, key=KEY)) as keyed:
+    with serving(local(tiny(), folders={"few": index}, key=KEY)) as keyed:
         assert httpx.get(f"{keyed}/choices").status_code == 401
         assert httpx.get(f"{keyed}/").status_code == 200
         right = {"Authorization": f"Bearer {KEY}"}
-        assert httpx.get(f"{keyed}/choices", headers=right).json()["choices"] == ["reader"]
+        assert httpx.get(f"{keyed}/choices", headers=right).json() == told
 
 
 # ---- in a browser
@@ -102,14 +100,12 @@ def test_markup_stays_text(tab: Tab, tmp_path: Path) -> None:
 
 @needs_browser
 def test_a_key_is_asked_for_and_kept_nowhere(tab: Tab, chat_model: WritingModel, index: Path) -> None:
-    options = ServeOptions(allow=("reader", "gain"))
-    with serving(local(chat_model, options, folders={"few": index}, key=KEY)) as url:
+    with serving(local(chat_model, folders={"few": index}, key=KEY)) as url:
         tab.open(f"{url}/")
         assert tab.value("document.getElementById('key').checkVisibility()")
         tab.type("#key", KEY)
         tab.press("Tab")
         tab.until("document.title === 'tiny-chat'")
-        assert tab.value("document.getElementById('reads').parentElement.hidden"), "requests must have the index"
         say(tab, QUESTION)
         kept = tab.value("location.href + document.cookie + JSON.stringify({...localStorage, ...sessionStorage})")
         assert QUESTION in kept

@@ -424,8 +424,6 @@ def test_a_body_that_is_no_object(url: str) -> None:
 
 def test_the_routes_of_every_server(url: str) -> None:
     assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == [NAME, f"{NAME}:few", f"{NAME}:plain"]
-    choices = httpx.get(f"{url}/choices").json()["choices"]
-    assert choices == ["index", "retriever", "query", "reader", "documents"]
     assert httpx.get(f"{url}/search", params={"q": "whales"}).json()["hits"][0]["title"] == "The Sea"
 
 

@@ -12,7 +12,6 @@ import requests
 
 from ralm import open_index, open_retriever
 from ralm.serving.middleware import AuditLog
-from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.state import SearchService
 from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, save_index, served, serving
 
@@ -42,7 +41,7 @@ def folders(index: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.fixture(scope="module")
 def search_url(folders: dict[str, Path]) -> Iterator[str]:
     """The address of a server without a language model."""
-    with serving(SearchService(served(ServeOptions(limits=Limits(queries=5)), folders=folders))) as url:
+    with serving(SearchService(served(folders=folders))) as url:
         yield url
 
 
@@ -97,7 +96,7 @@ def test_filters(any_url: str) -> None:
     ("path", "body", "said"),
     [
         ("/retrieve", {"queries": ["a"], "topk": 0}, "`topk` must be from 1 to 100."),
-        ("/retrieve", {"queries": ["a"] * 6}, "`queries` has 6 queries; the limit is 5: send several requests."),
+        ("/retrieve", {"queries": ["a"] * 4097}, "`queries` has 4,097 queries; the limit is 4,096: send several"),
         ("/retrieve", {"queries": "a"}, "`queries` must be a valid list."),
         ("/retrieve", {"querys": ["a"]}, "is missing"),
         ("/retrieve", {"queries": ["a"], "topK": 2}, "`topK` is not supported: leave it out."),

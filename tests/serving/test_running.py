@@ -88,7 +88,7 @@ def test_streams_that_do_not_end_in_time_are_cut_off(index: Path, tmp_path: Path
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path) -> None:
     options = ["--lm", MODEL, "--index", index, "--reader", "ensemble", "--documents", 2, "--limits", "documents=3"]
-    options += ["--allow", "query", "--allow", "index", "--stride", 8]
+    options += ["--stride", 8]
     with running(*options, RALM_SERVE_KEY="a-key") as served:
         right = {"Authorization": "Bearer a-key"}
         answer = httpx.post(f"{served.url}/v1/completions", json=ASK, headers=right, timeout=60).json()
@@ -126,7 +126,6 @@ LM = f"--lm {MODEL}"
     [
         ("", "there is nothing to serve: give --lm or --index."),
         (f"{LM} --host 0.0.0.0", "other computers can reach --host 0.0.0.0: put a key for clients"),
-        (f"{LM} --allow paths", "--allow must be one of index, retriever, query"),
         (f"{LM} --port 70000", "--port must be at most 65,535"),
         (f"{LM} --index none", "none is not a ralm index"),
         (f"{LM} --index a/x --index b/x", "two indexes are called 'x': give NAME=DIR"),

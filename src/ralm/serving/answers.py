@@ -65,19 +65,27 @@ class WrittenText:
 
 
 class ServedAnswer(ABC, Generic[_Body]):
-    """Writes the texts of a request with a model, and makes the response of them."""
+    """Writes the texts of a request with a model, and makes the response; `address` returns the URL of a passage."""
 
     kind: str
     piece_kind: str
     id_prefix: str
     unused_config: tuple[str, ...] = ()
 
-    def __init__(self, body: _Body, model: SharedModel, reads: state.ReadConfig, limits: options.Limits) -> None:
+    def __init__(
+        self,
+        body: _Body,
+        model: SharedModel,
+        reads: state.ReadConfig,
+        limits: options.Limits,
+        address: Callable[[Passage], str | None],
+    ) -> None:
         self.prompt_tokens = 0
         self._body = body
         self._model = model
         self._reads = reads
         self._limits = limits
+        self._address = address
         self._id = f"{self.id_prefix}-{token_hex(12)}"
         self._created = int(time.time())
         self._passages: dict[int, Passage] = {}
@@ -159,11 +167,8 @@ class ServedAnswer(ABC, Generic[_Body]):
         passages = self._passages.values()
         return {
             "ralm": {**config, "passages": [passage_json(passage) for passage in passages], "choices": choices},
-            "search_results": [search_result(passage, self._url(passage)) for passage in passages],
+            "search_results": [search_result(passage, self._address(passage)) for passage in passages],
         }
-
-    def _url(self, passage: Passage) -> str | None:
-        return web_address(passage)
 
     def _new_sources_json(self, added: WrittenText) -> ResponseJson:
         """Return the field of a piece with some tokens of a choice, and the passages that no earlier piece has."""
@@ -176,7 +181,6 @@ class ServedAnswer(ABC, Generic[_Body]):
         return {"ralm": {"choices": [{"index": added.number, "tokens": tokens}], "passages": [*new]}}
 
     def _tokens_json(self, tokens: Sequence[GeneratedToken]) -> list[JsonValue]:
-        """Return tokens, each with its passages."""
         shown: list[JsonValue] = []
         for token in tokens:
             self._note(token.passages_K.tolist())
@@ -258,7 +262,7 @@ def text_key(passage: Passage) -> str:
     return blake2b(passage.text.encode(), digest_size=6).hexdigest()
 
 
-def sources_text(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> str:
+def sources_text(sources: Sequence[AnswerSource], address: Callable[[Passage], str | None]) -> str:
     """Return the sources that an answer is known to come from, as text to stand behind it; empty without any."""
     cited = [source for source in sources if source.answer_spans]
     cited.sort(key=lambda source: (source.number or 0, -(source.gain or 0)))
@@ -270,7 +274,7 @@ def sources_text(sources: Sequence[AnswerSource], address: Callable[[Passage], s
     return "\n\nSources:" + "".join(lines) if lines else ""
 
 
-def annotations(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> list[JsonValue]:
+def annotations(sources: Sequence[AnswerSource], address: Callable[[Passage], str | None]) -> list[JsonValue]:
     """Return the parts of an answer that are known to come from passages, in its order, as OpenAI's API names them."""
     spans = sorted(((span, source) for source in sources for span in source.answer_spans), key=lambda pair: pair[0])
     return [

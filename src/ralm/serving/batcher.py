@@ -180,7 +180,6 @@ class Batcher:
             self._end_stopped()
 
     def _step(self) -> None:
-        """Wait for work, and do some of it."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._queue)
             patience = max(0.0, self._patient_until - time.perf_counter())

@@ -90,19 +90,6 @@ def read_prompt(prompt: str | Sequence[int], model: SharedModel, most: int) -> S
     return ServedPrompt(tokens, prompt if isinstance(prompt, str) else None, model.tokenizer)
 
 
-def check_room(prompt: ServedPrompt, new_tokens: int, most: int) -> None:
-    """Raise RequestError if a prompt and its continuation have more than `most` tokens."""
-    length = len(prompt.tokens)
-    if length + new_tokens > most:
-        raise errors.RequestError(
-            f"the prompt has {length:,} tokens and `max_tokens` is {new_tokens:,}, together {length + new_tokens:,}; "
-            f"the limit is {most:,}: send a prompt of at most {max(0, most - new_tokens):,} tokens, or lower "
-            "`max_tokens`.",
-            param="prompt",
-            code=errors.TOO_LONG,
-        )
-
-
 def score_prompt(
     prompt: ServedPrompt,
     model: SharedModel,
@@ -150,7 +137,6 @@ def _spans(prompt: ServedPrompt) -> IntArray:
 
 
 def _prepare(prompt: ServedPrompt, tokens: IntArray, options: plan.PlanOptions) -> PreparedText:
-    """Return the text of a prompt with its plan."""
     if prompt.sent_text is not None:
         return prepare_text(prompt.sent_text, prompt.tokenizer, options)
     text = replace(prompt, tokens=tokens)
@@ -251,7 +237,7 @@ class CompletionAnswer(answers.ServedAnswer[CompletionRequest]):
         new_tokens = min(body.max_tokens, self._limits.new_tokens or body.max_tokens)
         prompts = [read_prompt(prompt, self._model, most) for prompt in body.prompt]
         for prompt in prompts:
-            check_room(prompt, new_tokens, most)
+            errors.check_room("prompt", len(prompt.tokens), new_tokens, most)
         settings = prompts[0].settings(reads.settings)  # the same for all: they are all text, or all token ids
         prompts_C = [prompt for prompt in prompts for _ in range(body.n)]
         self.prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)

@@ -76,7 +76,6 @@ class TextSources:
         }
 
     def _sources(self, number: int, text: str) -> list[AnswerSource]:
-        """Return the sources of a choice."""
         if not (self.asked and text):
             return []
         passages, asked = self.asked[min(number // max(1, self.times), len(self.asked) - 1)]
@@ -255,7 +254,6 @@ def _around(passages: Sequence[Passage], prompt: QuestionPrompt) -> tuple[str, s
 
 
 def _choices_of(value: Mapping[str, JsonValue]) -> list[dict[str, Any]]:
-    """Return the choices of an answer or an event."""
     return _objects(value.get("choices"))
 
 

@@ -115,3 +115,14 @@ def check_bytes(texts: Iterable[str], most: int, param: str) -> None:
 def most_bytes(tokens: int) -> int:
     """Return the maximum number of bytes of a text of so many tokens: with more it need not be tokenised."""
     return tokens * _LONGEST_TOKEN
+
+
+def check_room(param: str, asked: int, new_tokens: int, most: int) -> None:
+    """Raise RequestError if so many tokens of a request and its answer are more than `most`."""
+    if asked + new_tokens > most:
+        raise RequestError(
+            f"`{param}` has {asked:,} tokens and `max_tokens` is {new_tokens:,}, together {asked + new_tokens:,}; the "
+            f"limit is {most:,}: send at most {max(0, most - new_tokens):,} tokens, or lower `max_tokens`.",
+            param=param,
+            code=TOO_LONG,
+        )

@@ -1,7 +1,7 @@
 """A language model that runs here: its routes for completions and chats, and how chats are answered."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import RLock
@@ -26,13 +26,12 @@ from ralm.reading.generate import generate
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import Passage
 from ralm.reranking import RERANKERS, PredictiveOptions
 from ralm.reranking.predictive import CrossEncoder
 from ralm.serving import answers, errors, jobs, requests, state
 from ralm.serving.completion import CompletionAnswer
 from ralm.serving.model import Locked, SharedModel, label_by_id
-from ralm.serving.options import CHOICES, Limits, Settings, check_stride_fits, with_length
+from ralm.serving.options import MAX_TEXT_BYTES, Settings, check_stride_fits, with_length
 from ralm.settings import PipelineOptions
 from ralm.validation import MAX_SEED
 
@@ -45,7 +44,6 @@ class LocalService(state.ModelService):
     """A model that runs here, and reads passages of indexes; `ranker` is the model that the reranker names."""
 
     routers = (_ROUTER,)
-    may_choose = CHOICES
 
     def __init__(
         self,
@@ -123,41 +121,17 @@ def open_chat_prompt(name: str) -> prompts.QuestionPrompt:
     return prompt
 
 
-def _new_tokens(requested: int | None, asked: int, limits: Limits, length: int) -> int:
-    """Return the maximum number of tokens of an answer to `asked` tokens; RequestError if it has no room."""
-    usual = min(length // _SHARE, limits.new_tokens or length, length - asked)
-    new_tokens = max(1, usual) if requested is None else requested
-    if asked + new_tokens > length:
-        raise errors.RequestError(
-            f"the messages have {asked:,} tokens and `max_tokens` is {new_tokens:,}, together {asked + new_tokens:,}; "
-            f"the limit is {length:,}: shorten the messages to {max(0, length - new_tokens):,} tokens, or lower "
-            "`max_tokens`.",
-            param="messages",
-            code=errors.TOO_LONG,
-        )
-    return new_tokens
-
-
 class ChatAnswer(answers.ServedAnswer[requests.ChatRequest]):
-    """Makes the response to a request for a chat; `address` returns the URL of a passage."""
+    """Makes the response to a request for a chat, whose passages stand in a `prompt`."""
 
     kind = "chat.completion"
     piece_kind = "chat.completion.chunk"
     id_prefix = "chatcmpl"
     unused_config = ("stride",)
 
-    def __init__(
-        self,
-        body: requests.ChatRequest,
-        model: SharedModel,
-        reads: state.ReadConfig,
-        limits: Limits,
-        prompt: prompts.QuestionPrompt,
-        address: Callable[[Passage], str],
-    ) -> None:
-        super().__init__(body, model, reads, limits)
+    def __init__(self, *of_all: Any, prompt: prompts.QuestionPrompt) -> None:
+        super().__init__(*of_all)
         self._prompt = prompt
-        self._address = address
 
     def _write(self) -> Iterator[answers.WrittenText]:
         """Write the choices, whose seeds count up; RequestError if the conversation is not valid or does not fit."""
@@ -191,14 +165,16 @@ class ChatAnswer(answers.ServedAnswer[requests.ChatRequest]):
         messages = conversation.messages
         asked_texts = [message.content.strip() for message in messages if message.role == "user"]
         errors.check_bytes(asked_texts, errors.most_bytes(length), "messages")  # every template keeps these
-        most = max(limits.text_bytes, errors.most_bytes(length))
+        most = max(MAX_TEXT_BYTES, errors.most_bytes(length))
         errors.check_bytes([message.content for message in messages], most, "messages")
         encoded = full_tokenizer(model.tokenizer).encode_chat(messages) if prompt.chat else None
         asked = len(model.tokenizer.encode(conversation.question) if encoded is None else encoded[0])
         sampling = body.sampling()
         if not (prompt.chat or sampling["stop"]):  # without a chat template, an answer ends with the line
             sampling["stop"] = AnswerOptions().stop
-        new_tokens = _new_tokens(body.new_tokens, asked, limits, length)
+        usual = max(1, min(length // _SHARE, limits.new_tokens or length, length - asked))
+        new_tokens = usual if body.new_tokens is None else body.new_tokens
+        errors.check_room("messages", asked, new_tokens, length)
         options = AnswerOptions(new_tokens=new_tokens, max_length=length, top_logprobs=body.top_logprobs, **sampling)
         answers_of = answerer.Answerer(
             model,
@@ -242,7 +218,6 @@ class ChatAnswer(answers.ServedAnswer[requests.ChatRequest]):
         return {"index": number, "delta": delta, "logprobs": listed, "finish_reason": reason}
 
     def _logprobs_json(self, tokens: Sequence[GeneratedToken]) -> JsonValue:
-        """Return the `logprobs` of tokens, if requested."""
         if not self._body.logprobs:
             return None
         content: list[JsonValue] = [
@@ -270,9 +245,6 @@ class ChatAnswer(answers.ServedAnswer[requests.ChatRequest]):
         )
         return behind, answers.annotations(sources, self._address)
 
-    def _url(self, passage: Passage) -> str:
-        return self._address(passage)
-
     def _choice_sources(self, choice: answers.WrittenText, *, with_tokens: bool) -> answers.ResponseJson:
         """Return the sources, with all tokens if asked for, or if pieces could not have their shared passages."""
         answer = choice.answer
@@ -297,7 +269,7 @@ async def completions(request: Request, body: requests.CompletionRequest, servic
 
     def begin() -> CompletionAnswer:
         reads = service.reads(service.chosen(body))
-        return CompletionAnswer(body, service.model, reads, service.options.limits)
+        return CompletionAnswer(body, service.model, reads, service.options.limits, answers.web_address)
 
     return await jobs.respond_with_text(request, body, begin)
 
@@ -309,6 +281,6 @@ async def chats(request: Request, body: requests.ChatRequest, service: _Local) -
     def begin() -> ChatAnswer:
         reads = service.reads(service.chosen(body), in_strides=False)
         address = partial(jobs.passage_address, request, reads)
-        return ChatAnswer(body, service.model, reads, service.options.limits, service.prompt, address)
+        return ChatAnswer(body, service.model, reads, service.options.limits, address, prompt=service.prompt)
 
     return await jobs.respond_with_text(request, body, begin)

@@ -32,7 +32,7 @@ _Context: TypeAlias = ServerRequestContext[Any, Any]
 
 
 class SearchArguments(requests.Body):
-    """The arguments of `search`."""
+    """Search an index, and return its best passages with their ids, titles and texts."""
 
     query: Annotated[str, Field(description="Words to search for.")]
     k: Annotated[int, Field(description="Passages to find.")] = 10
@@ -43,7 +43,7 @@ class SearchArguments(requests.Body):
 
 
 class FetchArguments(requests.Body):
-    """The arguments of `fetch`."""
+    """Return a passage by its id, with its neighbours in the document if wanted."""
 
     id: Annotated[str, Field(description="The id of a passage that `search` returned.")]
     neighbours: Annotated[
@@ -51,10 +51,7 @@ class FetchArguments(requests.Body):
     ] = 0
 
 
-_TOOLS: Final[dict[str, tuple[type[requests.Body], str]]] = {
-    "search": (SearchArguments, "Search an index, and return its best passages with their ids, titles and texts."),
-    "fetch": (FetchArguments, "Return a passage by its id, with its neighbours in the document if wanted."),
-}
+_TOOLS: Final[dict[str, type[requests.Body]]] = {"search": SearchArguments, "fetch": FetchArguments}
 
 
 class McpServer:
@@ -77,11 +74,11 @@ class McpServer:
             tools=[
                 types.Tool(
                     name=name,
-                    description=description,
+                    description=body.__doc__,
                     input_schema=body.model_json_schema(),
                     annotations=types.ToolAnnotations(read_only_hint=True, open_world_hint=False),
                 )
-                for name, (body, description) in _TOOLS.items()
+                for name, body in _TOOLS.items()
             ]
         )
 

@@ -226,7 +226,6 @@ class Gate:
                 )
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or reject it."""
         try:
             self._check(scope["path"], Headers(scope=scope))
             body = await self._body(receive)

@@ -128,7 +128,6 @@ class SharedModel:
     def _read(
         self, read: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]], sequences: Sequence[ScoringSequence]
     ) -> Iterator[FloatArray]:
-        """Yield the results of `read`."""
         check = _scope.get().check
         for first in range(0, len(sequences), _SEQUENCES_AT_ONCE):
             check()

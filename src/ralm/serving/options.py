@@ -14,23 +14,10 @@ from ralm.retrieval.retriever import RetrieverOptions
 from ralm.settings import CATALOGUES, part_texts
 from ralm.validation import MAX_COUNT, check_count, check_length
 
-CHOICES: Final = (
-    "index",
-    "retriever",
-    "query",
-    "reader",
-    "documents",
-    "mixer",
-    "rerank",
-    "stride",
-    "query_tokens",
-    "document_tokens",
-    "gain",
-)
-"""The choices of a request in its field `ralm`. None of these names a file, a model or an address."""
-
 PASSED_ON: Final = ("index", "retriever", "query", "reader", "documents")
-"""Those of a request that is passed on to the server of the model."""
+"""The choices of a request that is passed on to the server of the model."""
+_OF_REQUESTS: Final = ("index", "query", "gain")
+"""The choices that no option of the operator has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +46,6 @@ class Limits:
             default_text="a quarter of the free memory; on a CPU at most 32768",
         ),
     ] = None
-    texts: int = 128
-    """Prompts times n of a request."""
-    top_logprobs: int = 20
-    queries: int = 4096
-    text_bytes: int = 256 << 10
-    """Size of a query."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -72,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Where a server listens, what it calls its model, and what requests may choose; UsageError for another choice."""
+    """Where a server listens, what it calls its model, and the limits of requests."""
 
     host: Annotated[
         str, Option("Address to listen on; any other than this computer's own needs a key in RALM_SERVE_KEY.")
@@ -81,10 +62,6 @@ class ServeOptions:
     name: Annotated[
         str | None, Option("Name of the model in requests.", default_text="the last part of --lm", flag="model-name")
     ] = None
-    allow: Annotated[
-        tuple[str, ...],
-        Option(f"A choice of requests: {', '.join(CHOICES)}, or none; repeatable.", default_text="all of these"),
-    ] = CHOICES
     prompt: Annotated[
         str | None,
         Option(
@@ -104,9 +81,6 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        for name in self.allow:
-            if name not in (*CHOICES, "none"):
-                raise UsageError(f"`allow` must be one of {', '.join(CHOICES)}, or none, not {name!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +114,10 @@ class Settings:
 
 _UNKNOWN_LENGTH: Final = 2048
 """The number of tokens that the server reads at once with a model without a limit."""
-_OF_READING: Final = frozenset(CHOICES) - {"index", "query", "gain"}
-"""Choices that are options of records, too."""
+MAX_TEXTS: Final = 128
+"""Maximum number of prompts times n of a request."""
+MAX_TEXT_BYTES: Final = 256 << 10
+"""Maximum size of a query."""
 PLAIN: Final = "plain"
 """The name of the model without passages, in the place of an index."""
 
@@ -165,18 +141,12 @@ def check_stride_fits(settings: Settings) -> None:
     settings.plan.check_documents(getattr(settings.reading.chosen_reader, "joined", 1))
 
 
-def with_choices(
-    settings: Settings, choice: Mapping[str, Any], options: ServeOptions, indexes: tuple[str, ...]
-) -> Settings:
-    """Return the settings with a request's choices; UsageError if one is not allowed, unknown, or without effect."""
-    for name in choice:
-        if name not in options.allow:
-            allowed = ", ".join(name for name in options.allow if name != "none") or "none"
-            raise UsageError(f"`{name}` cannot be chosen here; the choices are: {allowed}.")
+def with_choices(settings: Settings, choice: Mapping[str, Any], limits: Limits, indexes: tuple[str, ...]) -> Settings:
+    """Return the settings with a request's choices; UsageError if one is unknown, or has no effect."""
     index = choice.get("index", settings.index)
     if index is not None and index not in indexes:
         raise UsageError(f"`index` {index!r} is not served; the indexes are: {', '.join(indexes) or 'none'}.")
-    values = {name: value for name, value in choice.items() if name in _OF_READING}
+    values = {name: value for name, value in choice.items() if name not in _OF_REQUESTS}
     settings = _changed(replace(settings, index=index), values)
     if index is None:
         unused = [name for name in choice if name != "index"]
@@ -188,7 +158,7 @@ def with_choices(
     if "retriever" in values and "query_tokens" not in values:
         tokens = DENSE_QUERY_TOKENS if settings.retrieval.is_dense else PlanOptions().query_tokens
         settings = replace(settings, plan=replace(settings.plan, query_tokens=tokens))
-    check_documents(settings.reading, options.limits)
+    check_documents(settings.reading, limits)
     return settings
 
 

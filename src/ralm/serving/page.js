@@ -159,7 +159,7 @@ function drawChat() {
   try { sessionStorage.setItem(KEPT, JSON.stringify(kept)); } catch { /* a browser may keep nothing */ }
 }
 
-const canCompare = () => Boolean(served?.choices.includes("index") && served.defaults.index !== null);
+const canCompare = () => Boolean(served && served.defaults.index !== null);
 
 async function copy(text) {
   try { await navigator.clipboard.writeText(text); $("told").textContent = "copied"; }

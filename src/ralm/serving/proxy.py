@@ -37,7 +37,6 @@ class ProxyService(state.ModelService):
     """The model of another server, to which requests go with passages in one context; UsageError for an ensemble."""
 
     routers = (_ROUTER,)
-    may_choose = options.PASSED_ON
     can = MappingProxyType({"chat": True, "turns": True})
 
     def __init__(self, endpoint: Endpoint, seconds: float, served: state.Served) -> None:
@@ -72,14 +71,14 @@ class ProxyService(state.ModelService):
             raise errors.RequestError(message, param="ralm.sources")
         limits = self.options.limits
         for name in _COUNTS:
-            most, count = limits.texts if name in _COUNTS_OF_TEXTS else limits.new_tokens, body.get(name)
+            most, count = options.MAX_TEXTS if name in _COUNTS_OF_TEXTS else limits.new_tokens, body.get(name)
             if most is not None and count is not None and (type(count) is not int or count > most):
                 raise errors.RequestError(f"`{name}` must be a whole number of at most {most:,} here.", param=name)
         prompts = body.get("prompt")
         count = len(prompts) if isinstance(prompts, list) and not isinstance(next(iter(prompts), 0), int) else 1
         times = max(body.get(name) or 1 for name in _COUNTS_OF_TEXTS)
-        if count * times > limits.texts:
-            message = f"{count:,} prompts times `n` {times} exceed {limits.texts} texts: send several requests."
+        if count * times > options.MAX_TEXTS:
+            message = f"{count:,} prompts times `n` {times} exceed {options.MAX_TEXTS} texts: send several requests."
             raise errors.RequestError(message, param="n")
         return self.chosen(request)
 
@@ -87,7 +86,7 @@ class ProxyService(state.ModelService):
         self, texts: Sequence[str], choice: Mapping[str, Any], entry: middleware.AuditEntry
     ) -> tuple[state.ReadConfig, Sequence[Sequence[Passage]]]:
         """Return how passages are found, and those for the beginning of each text in the order of reading."""
-        reads, most = self.reads(choice), self.options.limits.text_bytes
+        reads, most = self.reads(choice), options.MAX_TEXT_BYTES
         passages: list[Sequence[Passage]] = [()] * len(texts)
         asked = [place for place, text in enumerate(texts) if text[:most].strip()]
         if reads.source is None or not asked:

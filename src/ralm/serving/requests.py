@@ -10,7 +10,7 @@ from secrets import randbits
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import pydantic
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
 from ralm.answering.prompts import Conversation
@@ -18,7 +18,7 @@ from ralm.errors import UsageError
 from ralm.reading.sampling import Sampling
 from ralm.records import Message
 from ralm.serving.errors import FIELD, RequestError, validation_error
-from ralm.serving.options import Limits
+from ralm.serving.options import MAX_TEXTS, Limits
 from ralm.validation import MAX_SEED
 
 _NEW_TOKENS: Final = 16  # the default of `max_tokens` in OpenAI's API
@@ -130,8 +130,8 @@ class TextRequest(ChoosingRequest):
     """The fields of completions and chats alike."""
 
     without_effect = {name: values for names, values in _VALUES_WITHOUT_EFFECT for name in names.split()}
-    n: int = 1
-    seed: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_TEXTS)] = 1
+    seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)] | None = None
     stop: str | list[str] = []  # pydantic copies it
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -141,8 +141,6 @@ class TextRequest(ChoosingRequest):
 
     def sampling(self) -> dict[str, Any]:
         """Return the values of `Sampling` and the stop strings, by name; RequestError if one is wrong."""
-        if self.seed is not None and abs(self.seed) > MAX_SEED:
-            raise RequestError("`seed` must be a whole number of 64 bits.", param="seed")
         sampling: dict[str, Any] = {
             "temperature": float(self.temperature),
             "top_k": None if self.top_k in (-1, 0) else self.top_k,
@@ -186,6 +184,7 @@ def _are_ids(tokens: Any) -> bool:
     return isinstance(tokens, list) and len(tokens) > 0 and all(type(token) is int for token in tokens)
 
 
+TopLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=20)]
 Texts: TypeAlias = Annotated[
     list[Any],
     pydantic.PlainValidator(_texts),
@@ -199,19 +198,17 @@ class CompletionRequest(TextRequest):
 
     prompt: Texts
     echo: bool = False
-    logprobs: int | None = None
+    logprobs: TopLogprobs | None = None
     max_tokens: int = _NEW_TOKENS
     return_tokens_as_token_ids: bool = False
 
     def check(self, limits: Limits) -> None:
         """Raise RequestError if a value is wrong, unsupported or beyond the limits."""
-        _check("n", self.n, 1, limits.texts)
-        if len(self.prompt) * self.n > limits.texts:
+        if len(self.prompt) * self.n > MAX_TEXTS:
             raise RequestError(
-                f"{len(self.prompt):,} prompts times `n` {self.n} exceed {limits.texts} texts: send several requests.",
+                f"{len(self.prompt):,} prompts times `n` {self.n} exceed {MAX_TEXTS} texts: send several requests.",
                 param="n",
             )
-        _check("logprobs", self.logprobs or 0, 0, limits.top_logprobs)
         if "max_tokens" in self.model_fields_set:
             _check("max_tokens", self.max_tokens, 0, limits.new_tokens)
         for name in ("query", "gain"):
@@ -220,7 +217,6 @@ class CompletionRequest(TextRequest):
 
 
 def _parts(content: Any) -> Any:
-    """Return the content of a message as a list of parts."""
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content or ""}]
     if not isinstance(content, list):
@@ -275,12 +271,10 @@ class ChatRequest(TextRequest):
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
     ralm: ChatChosen | None = None
-    top_logprobs: int = 0
+    top_logprobs: TopLogprobs = 0
 
     def check(self, limits: Limits) -> None:
         """Raise RequestError if a value is wrong, unsupported or beyond the limits."""
-        _check("n", self.n, 1, limits.texts)
-        _check("top_logprobs", self.top_logprobs, 0, limits.top_logprobs)
         if self.top_logprobs and not self.logprobs:
             raise RequestError("`top_logprobs` has no effect without `logprobs`: true.", param="top_logprobs")
         for name in ("max_tokens", "max_completion_tokens"):

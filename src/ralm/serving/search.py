@@ -26,6 +26,7 @@ from ralm.terminal import to_json
 router: Final = APIRouter(dependencies=[Depends(jobs.check_query)])
 _FILTER_BYTES: Final = 16 << 10
 """Maximum size of a filter."""
+_MAX_QUERIES: Final = 4096
 _PASSAGES: Final = 65_536
 """Maximum number of passages of a response: with 100 words each, about 40 MB."""
 
@@ -69,9 +70,9 @@ async def retrieve(
     """Find the passages for each of many queries. An empty query finds nothing: one in a batch must not fail others."""
 
     def answer() -> Response:
-        count, most = len(body.queries), service.options.limits.queries
-        if count > most:
-            message = f"`queries` has {count:,} queries; the limit is {most:,}: send several requests."
+        count = len(body.queries)
+        if count > _MAX_QUERIES:
+            message = f"`queries` has {count:,} queries; the limit is {_MAX_QUERIES:,}: send several requests."
             raise errors.RequestError(message, param="queries")
         if count * body.topk > _PASSAGES:
             message = (

@@ -57,13 +57,8 @@ _Modelled: TypeAlias = Annotated[ModelService, Depends(jobs.service_of)]
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path
-    messages = {
-        400: "the body cannot be read; send one JSON object.",
-        404: f"there is no {path} here; /openapi.json lists the routes.",
-        405: f"{path} does not accept {request.method} requests.",
-    }
-    message = messages.get(error.status_code, str(error.detail))
+    reason = str(error.detail).lower().rstrip(".")
+    message = f"{request.method} {request.url.path} cannot be answered ({reason}); /openapi.json lists the routes."
     return JSONResponse(errors.error_body(message, error.status_code), error.status_code, dict(error.headers or {}))
 
 
@@ -148,14 +143,13 @@ async def root(service: _Modelled) -> HTMLResponse:
 
 @_MODEL_ROUTER.get("/choices")
 async def list_choices(service: _Modelled) -> dict[str, JsonValue]:
-    """Return the model, what it can do, its default settings, and the choices of requests."""
+    """Return the model, what it can do, and its default settings."""
     index = service.settings.index
     return {
         "model": service.name,
         "corpus": None if index is None else corpus_title(service.indexes.index(index)),
         "can": {**service.can},
         "defaults": service.settings.config,
-        "choices": [name for name in service.options.allow if name in service.may_choose],
     }
 
 
@@ -230,7 +224,6 @@ def run_server(service: SearchService, listening: socket.socket, ready: Callable
 
 
 def _reload(service: SearchService) -> None:
-    """Open the indexes again, in a thread."""
 
     def reload() -> None:
         for name, outcome in service.indexes.reload().items():

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from fastapi import APIRouter
 
@@ -18,13 +18,14 @@ from ralm.errors import RalmError, UsageError
 from ralm.protocols import Documents, Retriever
 from ralm.reading.parts import Parts
 from ralm.reading.sources import FromRetriever
-from ralm.records import NO_PASSAGE, BoolArray, Hits, Passage, Passages, Readings
+from ralm.records import NO_PASSAGE, Hits, Passage, Passages, Readings
 from ralm.retrieval.allowed import narrowed
 from ralm.retrieval.filters import Filter
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving import errors, middleware, requests
-from ralm.serving.options import PLAIN, ServeOptions, Settings, check_documents, with_choices
+from ralm.serving.model import Locked
+from ralm.serving.options import MAX_TEXT_BYTES, PLAIN, ServeOptions, Settings, check_documents, with_choices
 from ralm.storage.manifest import identity
 
 _SAFE: Final = ("bm25", "random")
@@ -39,7 +40,7 @@ class Indexes:
         self._lock = RLock()
         self._versions = self._folder_versions()
         self._open = {name: open_index(folder) for name, folder in self._folders.items()}
-        self._sources: dict[tuple[str, RetrieverOptions], FromRetriever] = {}
+        self._sources: dict[tuple[str, RetrieverOptions], tuple[FromRetriever, AbstractContextManager[object]]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,14 +57,11 @@ class Indexes:
         with self._lock:
             index = self._open[name]
             if (name, options) not in self._sources:
-                source = FromRetriever.of_index(index, options)
-                if options.name not in _SAFE:
-                    source = source.with_retriever(_LockedRetriever(source.retriever, RLock()))
-                self._sources[name, options] = source
-            source = self._sources[name, options]
-        if where is None:
-            return source
-        return source.with_retriever(narrowed(source.retriever, index.columns.mask(where)))
+                self._sources[name, options] = FromRetriever.of_index(index, options), RLock()
+            source, lock = self._sources[name, options]
+        retriever = source.retriever if where is None else narrowed(source.retriever, index.columns.mask(where))
+        safe = retriever if options.name in _SAFE else cast("Retriever", Locked(retriever, lock))
+        return source.with_retriever(safe)
 
     def have_changed(self) -> bool:
         """Return whether a folder has another version than when it was last opened."""
@@ -89,22 +87,6 @@ class Indexes:
             self._open |= opened
             self._sources.clear()
         return outcome
-
-
-class _LockedRetriever:
-    """A retriever that one thread at a time uses, which holds the `lock`."""
-
-    def __init__(self, retriever: Retriever, lock: AbstractContextManager[object]) -> None:
-        self._retriever = retriever
-        self._lock = lock
-        self.config = retriever.config
-
-    def only(self, mask_N: BoolArray) -> "_LockedRetriever":
-        return _LockedRetriever(narrowed(self._retriever, mask_N), self._lock)
-
-    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        with self._lock:
-            return self._retriever.retrieve(queries, k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -202,7 +184,7 @@ class SearchService:
 
         RequestError if k (called `param`), a query or a choice is wrong.
         """
-        errors.check_bytes([max(queries, key=len, default="")], self.options.limits.text_bytes, "query")
+        errors.check_bytes([max(queries, key=len, default="")], MAX_TEXT_BYTES, "query")
         most = self.options.limits.documents
         if not 1 <= k <= most:
             raise errors.RequestError(f"`{param}` must be from 1 to {most:,}.", param=param)
@@ -222,7 +204,7 @@ class SearchService:
         if not choice:
             return self.settings
         try:
-            return with_choices(self.settings, choice, self.options, self.indexes.names)
+            return with_choices(self.settings, choice, self.options.limits, self.indexes.names)
         except UsageError as error:
             raise choice_error(error, choice) from None
 
@@ -244,8 +226,6 @@ class SearchService:
 class ModelService(SearchService):
     """Indexes and a model, called `name` by default; with an index it is NAME:INDEX, without any NAME:plain."""
 
-    may_choose: Sequence[str]
-    """The choices that requests may have."""
     can: Mapping[str, bool]
     """Whether chats are answered, and whether these may have earlier turns."""
 
@@ -255,7 +235,7 @@ class ModelService(SearchService):
         self.name = self.options.name or name
         self.models: dict[str, str | None] = {self.name: self.settings.index}
         """The index of each name."""
-        if self.indexes.names and "index" in self.options.allow:
+        if self.indexes.names:
             self.models |= {f"{self.name}:{index}": index for index in self.indexes.names}
             self.models[f"{self.name}:{PLAIN}"] = None
         check_documents(self.settings.reading, self.options.limits)
@@ -270,7 +250,7 @@ class ModelService(SearchService):
         """Return the choices of a request by the name of the model and in its field `ralm`, which must agree."""
         self.check_model(request.model)
         choice = request.chosen
-        errors.check_bytes([choice.get("query", "")], self.options.limits.text_bytes, "ralm.query")
+        errors.check_bytes([choice.get("query", "")], MAX_TEXT_BYTES, "ralm.query")
         if not choice.get("query", "a").strip():
             message = "`ralm.query` is empty: leave it out, or give at least one word."
             raise errors.RequestError(message, param="ralm.query")
