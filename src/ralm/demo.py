@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
+from pydantic import JsonValue
 
 from ralm.answering.answerer import SourcedAnswer
 from ralm.corpus.files import read_text
@@ -100,16 +101,13 @@ class Demonstration:
 
     def report(self, model: LanguageModel) -> Report:
         """Return the report of the reading with BM25's passages."""
-        text = self.bm25.traced
-        reading = {"passages": "BM25's first", "stride": str(PLAN.stride), "windows": PLAN.windows}
-        return Report(
-            title=HELD_OUT,
-            settings={"model": model.name, **reading},
-            perplexity=self.readings["bm25"].measures.token_perplexity,
-            baseline_perplexity=self.readings["none"].measures.token_perplexity,
-            text=text,
-            shown_tokens=len(text),
-        )
+        perplexity, baseline = (self.readings[name].measures.token_perplexity for name in ("bm25", "none"))
+        config: dict[str, JsonValue] = {
+            "model": {"name": model.name},
+            "passages": {"retriever": "bm25"},
+            "plan": {"stride": PLAN.stride, "windows": PLAN.windows},
+        }
+        return Report(text=self.bm25.traced, title=HELD_OUT, config=config, perplexities=(perplexity, baseline))
 
 
 def demonstrate(folder: Path, model: LanguageModel, limit_tokens: int) -> Demonstration:

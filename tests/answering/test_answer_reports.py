@@ -83,23 +83,6 @@ def test_a_killed_sweep_resumes_and_its_folder_has_runs_table_and_plot(
     assert verify_folder(out / "documents-3") == ("answers", [])
 
 
-def test_documents_by_the_command(tmp_path: Path) -> None:
-    file = tmp_path / "questions.json"
-    rows = [
-        {"question": one.text, "answers": [*one.answers], "ctxs": [{"text": read.text} for read in one.passages]}
-        for one in QUESTIONS
-    ]
-    file.write_text(json.dumps(rows))
-    command = ("qa", file, "--lm", "ralm-tiny", "--retrieved", file, "--new-tokens", 3, "--over", "documents=0,2")
-    shown = ralm(*command, "--reader", "ensemble", "--out", tmp_path / "out")
-    assert shown.status == 0, shown.err
-    assert str(tmp_path / "out" / "sweep.png") in shown.out
-    assert "asked with the prompt replug; answers have at most 3 tokens" in shown.out
-    closed, _ = json.loads((tmp_path / "out" / "summary.json").read_text())["points"]
-    assert closed["config"]["passages"] is None
-    failed(ralm(*command[:-1], "documents=-1,1"), 2, "--documents must be at least 1, not -1")
-
-
 def test_figures_side_by_side_are_of_the_same_questions(model: WritingModel) -> None:
     """An answer that does not fit behind a long prompt is left out of the closed book's figure, too."""
     long = Question("long", "what is told", ("and " * 40 + "so on",), QUESTIONS[0].passages)
@@ -175,14 +158,6 @@ def test_questions_without_a_passage_are_counted(files: Path, kind: str) -> None
     assert "4 were asked without a passage" in done(*nothing).out
 
 
-def test_questions_without_gold_answers_have_no_measures(files: Path, tmp_path: Path) -> None:
-    (tmp_path / "bare.jsonl").write_text('{"question": "who found radium", "answers": []}\n' * 2)
-    asked = ["qa", tmp_path / "bare.jsonl", "--lm", "ralm-tiny", "--index", files / "index", "--new-tokens", 2]
-    shown = done(*asked).out
-    assert "2 questions: no measure counts" in shown
-    assert "an answer is in the first" not in shown
-
-
 def test_folders_that_report_does_not_read_say_what_to_do(files: Path, tmp_path: Path) -> None:
     run, page = files / "qa" / "documents-1", tmp_path / "page.html"
     failed(ralm("report", run, "--html", page), 2, "--html shows the text of a single run")
@@ -220,6 +195,9 @@ def test_a_sweep_of_questions_has_the_figures_of_its_runs(files: Path, tmp_path:
     assert not [name for name in first if "from_first" in name]
     kept = {name: value for name, value in second.items() if "from_first" not in name}
     assert {**kept, "seconds": 0} == {"reader": "concatenation", **alone, "seconds": 0}
+    closed: Any = printed(*asked, "--index", files / "index", "--over", "documents=0,2")["points"][0]
+    assert (closed["documents"], closed["config"]["passages"]) == ("0", None)
+    failed(ralm(*asked, "--index", files / "index", "--over", "documents=-1,1"), 2, "--documents must be at least 1")
     failed(ralm(*asked, "--over", "lm=a,b"), 2, "--over must be KEY=v1,v2,... with a KEY of index, retriever")
     failed(ralm(*asked, "--over", "shots"), 2, "--shots must be a whole number, not")
     failed(ralm(*asked, "--over", "shots=1,2"), 2, "--shots has no effect without --demonstrations")

@@ -190,10 +190,8 @@ def test_a_chat_model_is_asked_through_its_template(chat_model: Path) -> None:
     ("arguments", "status", "said"),
     [
         ((), 2, "give either a QUESTION or --questions FILE"),
-        (("Who?", "--questions", "q.txt"), 2, "give either a QUESTION or --questions FILE"),
         (("",), 2, "the question is empty"),
         (("Who?", "--prompt", "chat"), 1, "no chat template"),
-        (("Who?", "--reader", "ensemble"), 2, "give --index"),
         (("Who?", "--documents", "3"), 2, "read passages: give --index"),
         (("--questions", "absent.txt"), 1, "absent.txt"),
         (("word " * 2000,), 2, "fit into the model"),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,14 @@ import pytest
 from hypothesis import given, strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from ralm.answering.prompts import Cut, PromptEncoder, PromptText, open_prompt, tokens_after
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import Cut, PromptEncoder, PromptText, chosen_prompt, open_prompt, tokens_after
 from ralm.errors import InputError, UsageError
 from ralm.lm.local.tokenization import ModelTokenizer
+from ralm.lm.registry import load_tokenizer
 from ralm.lm.tokenizer import full_tokenizer
+from ralm.protocols import Reader
+from ralm.reading.readers import Ensemble, InContext
 from ralm.records import IntArray, Passage, SpecialTokens
 from tests.chat_models import save_chat_model
 from tests.cli.program import ralm
@@ -218,36 +223,35 @@ def test_only_the_passages_differ_in_prompts_of_the_same_words(name: str, severa
     assert str(words.text("Who?", [Passage(0, "a", "T", "x")])) == form.replace("{documents}", document)
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("judged")
-    save_chat_model(folder / "chat")
-    (folder / "q.jsonl").write_text('{"question": "Who sings?", "answers": ["whales"]}\n')
-    return folder
+CHAT, PLAIN = AnswerOptions(new_tokens=256, stop=()), AnswerOptions()
 
 
 @pytest.mark.parametrize(
-    ("lm", "options", "prompt", "tokens", "said"),
+    ("lm", "prompt", "reader", "named", "name", "options"),
     [
-        (
-            "chat",
-            [],
-            "chat",
-            256,
-            "asked with the prompt chat, as the model has a chat template; answers have at most 256",
-        ),
-        ("chat", ["--new-tokens", "9"], "chat", 9, "has a chat template; answers have at most 9 tokens"),
-        ("chat", ["--prompt", "replug"], "replug", 10, "asked with the prompt replug; answers have at most 10 tokens"),
-        ("chat", ["--prompt", "chat"], "chat", 256, "asked with the prompt chat; answers have at most 256 tokens"),
-        ("ralm-tiny", [], "in-context-ralm", 10, "asked with the prompt in-context-ralm; answers have at most 10"),
+        ("chat", None, Ensemble(), (), "chat", CHAT),
+        ("chat", None, InContext(), ("new_tokens",), "chat", replace(CHAT, new_tokens=10)),
+        ("chat", "replug", InContext(), (), "replug", PLAIN),
+        ("plain", "chat", InContext(), (), "chat", CHAT),
+        ("plain", None, InContext(), (), "in-context-ralm", PLAIN),
+        ("plain", None, Ensemble(), (), "replug", PLAIN),
     ],
 )
 def test_the_prompt_and_the_length_follow_the_model(
-    work: Path, lm: str, options: list[str], prompt: str, tokens: int, said: str
+    tmp_path: Path, lm: str, prompt: str | None, reader: Reader, named: tuple[str, ...], name: str, options: object
 ) -> None:
-    asking = ["qa", work / "q.jsonl", "--lm", work / lm if lm == "chat" else lm, *options]
-    found = json.loads(ralm(*asking, "--json").out)
-    assert (found["config"]["prompt"]["name"], found["config"]["options"]["new_tokens"]) == (prompt, tokens)
-    assert found["config"]["options"]["stop"] == ([] if prompt == "chat" else ["\n"])
-    assert {"exact_match", "contains", "f1", "token_recall"} <= found.keys()
-    assert said in ralm(*asking).out
+    tokenizer = Letters() if lm == "plain" else load_tokenizer(str(save_chat_model(tmp_path / "chat")))
+    opened = None if prompt is None else open_prompt(prompt)
+    chosen, drawn = chosen_prompt(opened, tokenizer, reader, PLAIN, named)
+    assert (chosen.name, drawn) == (name, options)
+
+
+def test_the_command_says_which_prompt_it_chose(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"question": "Who sings?", "answers": ["whales"]}\n')
+    asked = ("qa", tmp_path / "q.jsonl", "--lm", save_chat_model(tmp_path / "chat"))
+    said = "asked with the prompt chat, as the model has a chat template; answers have at most 256 tokens"
+    assert said in ralm(*asked).out
+    assert (
+        "asked with the prompt replug; answers have at most 9"
+        in ralm(*asked, "--prompt", "replug", "--new-tokens", 9).out
+    )

@@ -290,15 +290,6 @@ def test_a_stored_answer_ends_where_it_was_asked_to(model: WritingModel, tmp_pat
             assert len(answer.tokens) == tokens
 
 
-def test_given_passages_are_read_with_the_named_fields(tmp_path: Path) -> None:
-    file = tmp_path / "own.json"
-    rows = [{"q": "who sings", "a": ["whales"], "ctxs": [{"text": "The whales sing."}]}]
-    file.write_text(json.dumps(rows))
-    fields = ("--fields", "question=q,answers=a")
-    found = ralm("qa", file, "--lm", "ralm-tiny", "--retrieved", file, *fields, "--new-tokens", 2, "--json")
-    assert json.loads(found.out)["has_answer_at"] == {"1": 1.0}
-
-
 def test_passages_that_questions_bring_decide_where_the_file_lacks_them(model: WritingModel) -> None:
     source = GivenPassages([Question("1", "known", (), (RetrievedPassage(text="x"),))], {"passages": "given"})
     shown = [Question("2", "other", ("y",), (RetrievedPassage(text=text),)) for text in ("one", "another")]

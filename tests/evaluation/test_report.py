@@ -33,11 +33,9 @@ def report() -> Report:
     )
     return Report(
         title=f"tale {NASTY}",
-        settings={"model": NASTY, "stride": "4"},
-        perplexity=2.0,
-        baseline_perplexity=4.0,
+        config={"model": {"name": NASTY}, "plan": {"stride": 4}},
+        perplexities=(2.0, 4.0),
         text=text,
-        shown_tokens=5,
     )
 
 
@@ -65,13 +63,13 @@ def test_awkward_texts_and_names_change_nothing_but_themselves(report: Report, a
     named = replace(
         report,
         title=awkward,
-        settings={awkward: awkward},
+        config={"model": {"name": awkward}},
         text=replace(text, before=awkward, passages={**text.passages, 2: Passage(2, awkward, awkward, awkward)}),
     )
     page = render_report(named)
     page.encode()
     shown: Any = data_of(page)
-    assert (shown["title"], shown["settings"], shown["text_before"]) == (awkward, {awkward: awkward}, awkward)
+    assert (shown["title"], shown["settings"], shown["text_before"]) == (awkward, {"model": awkward}, awkward)
     assert {"document_id": awkward, "title": awkward, "text": awkward}.items() <= shown["passages"][0].items()
     assert (page.count("<script"), page.count("</script>"), page.count("</title>")) == (2, 2, 1)
 
@@ -88,7 +86,7 @@ def test_passages_are_those_of_the_tokens_shown_and_the_best_and_worst() -> None
         ),
         passages={number: Passage(number, str(number), "", f"passage {number}") for number in range(tokens)},
     )
-    whole = Report(title="", settings={}, perplexity=1, baseline_perplexity=1, text=text, shown_tokens=tokens)
+    whole = Report(text=text)
     begin: Any = replace(whole, shown_tokens=3).as_json()
     everything: Any = whole.as_json()
     listed = {row["passage"] for row in begin["passages"]}

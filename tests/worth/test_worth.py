@@ -45,7 +45,7 @@ from tests.chat_models import save_chat_model
 from tests.cli.program import done, failed, printed, ralm, write_rows
 from tests.fakes import CountingModel, WordTokenizer
 
-SHORT = ("--units", 16, "--strides", 2, "--prefix-tokens", 32, "--budget", 0)
+SHORT = ("--units", 16, "--strides", 1, "--prefix-tokens", 32, "--budget", 0)
 OPTIONS = WorthOptions(most=16, strides=2, prefix_tokens=32, budget=0)
 
 
@@ -101,7 +101,7 @@ def test_planted_corpora_get_the_right_verdict(model: WritingModel, case: tuple[
     texts, every = drawn[:96], " ".join(drawn[96:]).split()
     corpus = [" ".join(change(text.split(), draws, every)) for text in texts]
     corpus += [" ".join(shuffled(every[:200], draws, every)) for _ in texts[::2] if kind != "adversarial"]
-    options = WorthOptions(most=16 if kind == "gold" else 64, strides=16, budget=0, seed=seed)
+    options = WorthOptions(most=16 if kind == "gold" else 64, strides=8 if kind == "gold" else 16, budget=0, seed=seed)
     units = [Document(f"t{number}", "", text) for number, text in enumerate(texts)]
     held_out = held_out_texts(units, "text", model.tokenizer, options)
     found = judge_corpus(indexed(tmp_path / "index", corpus), model, held_out, options)

@@ -70,7 +70,6 @@ def _print(folder: Path, model: "WritingModel", read: Callable[[], "Demonstratio
     """Print answers, the table of readings, and commands to try next."""
     from ralm.cli.output import print_line
     from ralm.cli.results import print_measures
-    from ralm.evaluation.perplexity import change_of
     from ralm.lm.tokenizer import has_chat_template
 
     chat = model.name if has_chat_template(model.tokenizer) else SMOLLM2
@@ -82,7 +81,7 @@ def _print(folder: Path, model: "WritingModel", read: Callable[[], "Demonstratio
     first = next(iter(readings.values()))
     seen = "it never saw" if model.name == TINY else "it may have seen"
     print_line(f"\n{model.name} on a tenth of the documentation, which {seen}, with passages of the rest:")
-    changes = {name: change_of(reading, first) for name, reading in readings.items() if reading is not first}
+    changes = {name: reading.change_from(first) for name, reading in readings.items() if reading is not first}
     print_measures(readings, changes)
     print_line(_NEXT_STEPS.format(folder=folder, lm=model.name, chat=chat))
 

@@ -54,7 +54,7 @@ def generate_command(
     settings = options.with_query_tokens(generation, pipeline.retrieval, user_flags)
 
     from ralm.cli import output, results
-    from ralm.evaluation.report import build_text_report, render_report
+    from ralm.evaluation.report import Report, render_report
     from ralm.pipeline import open_pipeline
     from ralm.reading.provenance import traced_generation
     from ralm.storage.outputs import check_output_file
@@ -80,7 +80,7 @@ def generate_command(
         elif traced is not None:
             results.print_gain(traced)
         if traced is not None and report is not None:
-            page = render_report(build_text_report(traced, config))
+            page = render_report(Report(text=traced, config=config))
             output.write_page(report, page, "where every token came from")
 
 

@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -78,12 +78,8 @@ class Measures:
 
     def as_dict(self) -> dict[str, float]:
         """Return counts and measures by name."""
-        return {
-            **asdict(self),
-            "token_perplexity": self.token_perplexity,
-            "word_perplexity": self.word_perplexity,
-            "bits_per_byte": self.bits_per_byte,
-        }
+        names = ("token_perplexity", "word_perplexity", "bits_per_byte")
+        return {**asdict(self), **{name: getattr(self, name) for name in names}}
 
 
 def _perplexity(nll: float, count: int) -> float:
@@ -135,13 +131,7 @@ class PassagesRead:
 
     def as_json(self) -> dict[str, JsonValue]:
         """Return the counts."""
-        return {
-            "targets": self.targets,
-            "with_passage": self.with_passage,
-            "passages": self.passages,
-            "near_duplicates": len(self.near_duplicates),
-            "copies": self.copies,
-        }
+        return {**asdict(self), "near_duplicates": len(self.near_duplicates)}
 
 
 @lru_cache(maxsize=8)
@@ -164,6 +154,26 @@ class Reading:
     def as_dict(self) -> dict[str, JsonValue]:
         """Return the measures by name."""
         return {**self.measures.as_dict(), "seconds": round(self.seconds, 3)}
+
+    @property
+    def nlls(self) -> Units:
+        """The negative log-probability of each unit, over the tokens that count."""
+        return Units.of(-self.scored.log_probs_T, self.unit_T).counted_as(self.measures.tokens)
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The measures of each unit, with words and bytes spread evenly over the tokens of the text."""
+        nlls = self.nlls
+        bits = Units(nlls.sums_U / math.log(2), nlls.counts_U)
+        return {
+            "token_perplexity": Column(nlls, "perplexity"),
+            "word_perplexity": Column(nlls.counted_as(self.measures.words), "perplexity"),
+            "bits_per_byte": Column(bits.counted_as(self.measures.bytes), "ratio"),
+        }
+
+    def change_from(self, base: "Reading") -> Estimate:
+        """Return the relative change of the token perplexity from another reading of the same targets."""
+        return compare(self.nlls, base.nlls, "perplexity")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,16 +202,15 @@ class Evaluation:
     def change(self) -> Estimate:
         """The relative change of the token perplexity from that of the baseline, negative if it is lower."""
         assert self.baseline is not None
-        return change_of(self.reading, self.baseline)
+        return self.reading.change_from(self.baseline)
 
     @property
     def units(self) -> UnitTable:
         """The measures of documents or stretches, those of the baseline, and the `change`."""
-        scored, columns = self.reading.scored, _columns(self.reading)
+        scored, columns = self.reading.scored, self.reading.columns
         if self.baseline is not None:
-            nlls, none = _nlls(self.reading), _nlls(self.baseline)
-            columns["none_token_perplexity"] = Column(none, "perplexity")
-            columns["change"] = Column(nlls, "perplexity", base=none)
+            columns["none_token_perplexity"] = Column(self.baseline.nlls, "perplexity")
+            columns["change"] = Column(self.reading.nlls, "perplexity", base=self.baseline.nlls)
         targets = np.concatenate([scored.tokens_T, scored.positions_T, self.prepared.document_T])
         identity = hashlib.sha256(targets.astype(np.int64).tobytes()).hexdigest()
         return UnitTable(self.reading.unit, identity, columns)
@@ -210,12 +219,8 @@ class Evaluation:
         """Return the page of `ralm report`, which notebooks show; None without a baseline."""
         if self.baseline is None:
             return None
-        shown = replace(
-            report.build_text_report(self.traced, {}),
-            perplexity=self.reading.measures.token_perplexity,
-            baseline_perplexity=self.baseline.measures.token_perplexity,
-            shown_tokens=min(len(self.reading.scored), SHOWN_TOKENS),
-        )
+        perplexities = self.reading.measures.token_perplexity, self.baseline.measures.token_perplexity
+        shown = report.Report(text=self.traced, perplexities=perplexities, shown_tokens=SHOWN_TOKENS)
         return report.as_frame(report.render_report(shown))
 
     def summary(self) -> dict[str, JsonValue]:
@@ -228,26 +233,6 @@ class Evaluation:
             shown["gain"] = {**provenance.gain_as_json(self.traced), "near_duplicates": copied}
             shown |= self.change.fields("change")
         return shown
-
-
-def change_of(reading: Reading, base: Reading) -> Estimate:
-    """Return the relative change of the token perplexity between two readings of the same targets."""
-    return compare(_nlls(reading), _nlls(base), "perplexity")
-
-
-def _columns(reading: Reading) -> dict[str, Column]:
-    """Return the measures of a reading, with words and bytes spread evenly over the tokens of the text."""
-    nlls, measures = _nlls(reading), reading.measures
-    bits = Units(nlls.sums_U / math.log(2), nlls.counts_U)
-    return {
-        "token_perplexity": Column(nlls, "perplexity"),
-        "word_perplexity": Column(nlls.counted_as(measures.words), "perplexity"),
-        "bits_per_byte": Column(bits.counted_as(measures.bytes), "ratio"),
-    }
-
-
-def _nlls(reading: Reading) -> Units:
-    return Units.of(-reading.scored.log_probs_T, reading.unit_T).counted_as(reading.measures.tokens)
 
 
 def evaluate_text(

@@ -8,7 +8,7 @@ never markup.
 import html
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from importlib.resources import files
 from typing import Final
@@ -28,27 +28,32 @@ _LISTED: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Report:
-    """A traced text, its settings in words, and its token perplexities; passages are those of `shown_tokens`."""
+    """A traced text of which `shown_tokens` (None: all) are shown with their passages.
 
-    title: str
-    settings: Mapping[str, str]
-    perplexity: float
-    baseline_perplexity: float
+    `config` has the parts of the configuration of a run. Without a title it is the beginning of the text, and without
+    `perplexities`, with passages and without, they are those of all tokens.
+    """
+
     text: TracedText
-    shown_tokens: int
+    title: str = ""
+    config: Mapping[str, JsonValue] = field(default_factory=dict)
+    perplexities: tuple[float, float] | None = None
+    shown_tokens: int | None = None
 
     def as_json(self) -> dict[str, JsonValue]:
         """Return the data of the page; log-probabilities, gains and posteriors have four decimals."""
         rows = self.text.contributions
-        listed = self._listed(rows)
+        shown = min(self.shown_tokens or len(self.text), len(self.text))
+        listed = self._listed(rows, shown)
+        perplexity, baseline = self.perplexities or map(_perplexity, (self.text.log_probs_T, self.text.baseline_T))
         return {
-            "title": self.title,
-            "settings": dict(self.settings),
-            "perplexity": self.perplexity,
-            "baseline_perplexity": self.baseline_perplexity,
+            "title": self.title or " ".join((self.text.before or "".join(self.text.texts)).split())[:_TITLE],
+            "settings": {**describe_settings(self.config)},
+            "perplexity": perplexity,
+            "baseline_perplexity": baseline,
             "gain": self.text.gain.as_dict(),
             "text_before": self.text.before,
-            "text": [_token(self.text, place) for place in range(self.shown_tokens)],
+            "text": [_token(self.text, place) for place in range(shown)],
             "passages": [
                 {**contribution_as_json(row, self.text.passages), "text": self.text.passages[row.passage].text}
                 for row in listed
@@ -64,24 +69,13 @@ class Report:
             },
         }
 
-    def _listed(self, rows: Sequence[Contribution]) -> list[Contribution]:
-        if self.shown_tokens == len(self.text):
-            return list(rows)
-        of_tokens = set(self.text.provenance.passages_TK[: self.shown_tokens].ravel().tolist())
+    def _listed(self, rows: Sequence[Contribution], shown: int) -> list[Contribution]:
+        """Return the most helpful and the most harmful passages, and those of the shown tokens."""
+        of_tokens = set(self.text.provenance.passages_TK[:shown].ravel().tolist())
         first, last = _LISTED, len(rows) - _LISTED
+        if shown == len(self.text):
+            return [*rows]
         return [row for place, row in enumerate(rows) if place < first or place >= last or row.passage in of_tokens]
-
-
-def build_text_report(text: TracedText, config: Mapping[str, JsonValue]) -> Report:
-    """Return the report of a text, such as a generated one; `config` has the parts of that of a run."""
-    return Report(
-        title=" ".join((text.before or "".join(text.texts)).split())[:_TITLE],
-        settings=describe_settings(config),
-        perplexity=_perplexity(text.log_probs_T),
-        baseline_perplexity=_perplexity(text.baseline_T),
-        text=text,
-        shown_tokens=len(text),
-    )
 
 
 def _token(text: TracedText, place: int) -> dict[str, JsonValue]:
@@ -152,8 +146,9 @@ _MARK: Final = re.compile(r"\{\{(title|style|script|data|\w+\.css|\w+\.js)\}\}")
 
 
 def render_report(report: Report) -> str:
-    """Return the report of a run as one HTML page."""
-    return render_page("ralm.evaluation", "report.html", f"{report.title} · ralm report", report.as_json())
+    """Return a report as one HTML page."""
+    data = report.as_json()
+    return render_page("ralm.evaluation", "report.html", f"{data['title']} · ralm report", data)
 
 
 def as_frame(page: str) -> str:

@@ -134,13 +134,11 @@ def evaluation_config(
 def build_report(run: Run, tokens: int) -> report.Report:
     """Return the report of a run, which shows the first `tokens` tokens of its text."""
     config = report.config_part(run.summary, "config")
+    title = Path(str(report.config_part(config, "text").get("path") or run.path)).name
+    with_and_without = run.summary, report.config_part(run.summary, "baseline")
+    perplexity, baseline = (report.to_float(measures.get("token_perplexity")) for measures in with_and_without)
     return report.Report(
-        title=Path(str(report.config_part(config, "text").get("path") or run.path)).name,
-        settings=report.describe_settings(config),
-        perplexity=report.to_float(run.summary.get("token_perplexity")),
-        baseline_perplexity=report.to_float(report.config_part(run.summary, "baseline").get("token_perplexity")),
-        text=run.text,
-        shown_tokens=min(tokens, len(run.text)),
+        text=run.text, title=title, config=config, perplexities=(perplexity, baseline), shown_tokens=tokens
     )
 
 
