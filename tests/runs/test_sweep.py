@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ralm.errors import UsageError
-from ralm.evaluation.perplexity import Evaluation, ReadingSettings, evaluate_text
+from ralm.evaluation.perplexity import ReadingSettings, evaluate_text
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, Retriever
 from ralm.reading.mixture import UniformWeights
@@ -42,7 +42,7 @@ def point(
     return str(value), ReadingSettings(plan=plan, parts=Parts(reader=reader, **more), source=source)
 
 
-def swept(*points: tuple[str, ReadingSettings], scorer: Scorer | None = None) -> Sweep[Evaluation]:
+def swept(*points: tuple[str, ReadingSettings], scorer: Scorer | None = None) -> Sweep:
     return sweep(TEXT, scorer or CountingModel(WordTokenizer()), "option", dict(points))
 
 

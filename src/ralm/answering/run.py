@@ -107,7 +107,7 @@ def sweep_answers(
     baseline: bool = False,
     out: Path | None = None,
     force: bool = False,
-) -> sweep.Sweep[evaluation.AnswerEvaluation]:
+) -> sweep.Sweep:
     """Evaluate the same questions with the arguments of every value of an option; resume as `run_questions`."""
     configs = {value: questions_config(model=model, **point) for value, point in points.items()}
     settings: _Config = {"option": option, "points": {**configs}}

@@ -64,7 +64,7 @@ def print_measures(rows: Mapping[str, perplexity.Reading], changes: Mapping[str,
         print_line(f"  {_about_units(estimates[0].units, next(iter(rows.values())).unit, estimates)}")
 
 
-def print_sweep(swept: Sweep[Any], out: Path | None) -> None:
+def print_sweep(swept: Sweep, out: Path | None) -> None:
     """Print the figures of every value of an option, and where they were written."""
     print_comparison(swept.comparison, f"--{swept.option}")
     if out is not None:

@@ -84,7 +84,7 @@ def sweep(
     out: Path | str | None = None,
     name: Path | str | None = None,
     force: bool = False,
-) -> Sweep[Evaluation]:
+) -> Sweep:
     """Evaluate a text with the settings of each value of an option, each with its baseline as `evaluate_text` does.
 
     What the evaluations share is retrieved and scored once; the scores of a ranking model too, if it is a `Scorer`.

@@ -254,13 +254,13 @@ def write_units(folder: Path, units: UnitTable) -> None:
 
 
 def _unit_rows(name: str, column: Column) -> pa.Table:
-    def numbers(units: Units | None) -> list[Any]:
-        if units is None:
-            return [pa.nulls(len(column.units.counts_U), pa.float64())] * 2
-        return [pa.array(units.sums_U), pa.array(units.counts_U.astype(np.float64))]
-
-    texts = [pa.repeat(text, len(column.units.counts_U)) for text in (name, column.statistic)]
-    return pa.table([*texts, *numbers(column.units), *numbers(column.base)], schema=pa.schema(_UNIT_COLUMNS))
+    count = len(column.units.counts_U)
+    base: Any = [pa.nulls(count, pa.float64())] * 2
+    if column.base is not None:
+        base = [column.base.sums_U, column.base.counts_U.astype(np.float64)]
+    texts = [pa.repeat(text, count) for text in (name, column.statistic)]
+    units = [column.units.sums_U, column.units.counts_U.astype(np.float64)]
+    return pa.table([*texts, *units, *base], schema=pa.schema(_UNIT_COLUMNS))
 
 
 def read_units(folder: Path) -> UnitTable:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.csv
 from pydantic import JsonValue
 
 from ralm.errors import MissingExtraError, extra
-from ralm.evaluation.intervals import Comparison, UnitTable, fields_of
+from ralm.evaluation.intervals import Comparison, fields_of
 from ralm.runs.run import write_summary
 from ralm.storage import outputs
 
@@ -47,26 +47,12 @@ _WRAPPED: Final = 32
 _logger = logging.getLogger(__name__)
 
 
-class Evaluated(Protocol):
-    """A text or questions, evaluated."""
-
-    @property
-    def units(self) -> UnitTable:
-        """The measures of each unit."""
-
-    def summary(self) -> dict[str, JsonValue]:
-        """Return the figures."""
-
-
-_Evaluated = TypeVar("_Evaluated", bound=Evaluated)
-
-
 @dataclass(frozen=True, eq=False)
-class Sweep(Generic[_Evaluated]):
-    """An evaluation for each value of an option, with its configuration."""
+class Sweep:
+    """An evaluation of a text or of questions for each value of an option, with its configuration."""
 
     option: str
-    evaluations: Mapping[str, _Evaluated]
+    evaluations: Mapping[str, Any]
     configs: Mapping[str, dict[str, JsonValue]]
 
     @cached_property
@@ -114,8 +100,8 @@ def check_plot() -> None:
 
 def write_sweep(
     out: Path | str,
-    swept: Sweep[_Evaluated],
-    write: Callable[[Path, _Evaluated, dict[str, JsonValue]], None],
+    swept: Sweep,
+    write: Callable[[Path, Any, dict[str, JsonValue]], None],
     *,
     force: bool = False,
 ) -> None:
