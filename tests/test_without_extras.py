@@ -20,7 +20,7 @@ from tests.training.made_signals import save_signals
 ROOT = Path(__file__).parents[1]
 OF_EXTRAS = frozenset(
     "accelerate bitsandbytes datasets faiss fastapi gguf httpx2 huggingface_hub ir_measures lm_eval matplotlib mcp "
-    "openai peft prometheus_client ray safetensors sentence_transformers starlette tiktoken tokenizers torch "
+    "openai prometheus_client ray safetensors sentence_transformers starlette tiktoken tokenizers torch "
     "transformers uvicorn".split()
 )
 LIBRARY = ["the library"]

@@ -96,24 +96,6 @@ def test_what_takes_no_end_ends_in_bounded_time_and_memory(name: str) -> None:
     check_sentence(raised.value)
 
 
-@pytest.mark.parametrize("charset", ["punycode", "utf-16", "\\x00"])
-@pytest.mark.parametrize("status", [200, 400])
-def test_a_charset_does_not_matter(charset: str, status: int) -> None:
-    def play(body: bytes) -> Iterator[bytes | float]:
-        answer = body if status == 200 else b'{"error": "no"}'
-        [first] = whole(answer, f"Content-Type: application/json; charset={charset}".encode())
-        assert isinstance(first, bytes)
-        yield first.replace(b"Content-Type: application/json\r\n", b"", 1).replace(b"200", str(status).encode(), 1)
-
-    with served(TABLE, OpenAI(), options={"retries": 0}) as (server, model):
-        server.faults = lambda _: Raw(play)
-        if status == 200:
-            np.testing.assert_allclose(scored(model), scored(TABLE), atol=1e-5)
-        else:
-            with pytest.raises(ServerError, match=r"rejected a request \(400: no\)"):
-                scored(model)
-
-
 def test_a_long_answer_with_all_that_was_asked_for_is_read() -> None:
     with served(OfTable(seed=2, vocabulary=6_000), EXACT["llama.cpp"], options={"top_logprobs": 6_000}) as (_, model):
         given = model.continuations().next_tokens([PASSES[0].tokens_N])

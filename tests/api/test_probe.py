@@ -5,7 +5,6 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -339,17 +338,6 @@ def test_a_server_that_does_not_say_it(dialect: Dialect, caplog: pytest.LogCaptu
         assert model.max_length == 100 - model.backend.reserved_tokens
     with served(SHORT_TABLE, dialect) as (_, model):
         assert model.max_length == UNLIMITED, "what was found out before has no part in it"
-
-
-def test_a_length_that_is_no_number_is_not_known() -> None:
-    with served(SHORT_TABLE, OddLength()) as (_, model):
-        assert model.max_length == UNLIMITED
-
-
-@dataclass(frozen=True, kw_only=True)
-class OddLength(VLLM):
-    def model_card(self, call: Call) -> Json:
-        return {**super().model_card(call), "max_model_len": "1024"}
 
 
 def test_options_lower_the_length_that_a_server_says_and_cannot_raise_it() -> None:

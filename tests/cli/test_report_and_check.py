@@ -122,14 +122,14 @@ def test_the_installation_lacks_and_misfits(monkeypatch: pytest.MonkeyPatch) -> 
     assert not whole["misfits"]
 
     def installed(package: str) -> str:
-        if package == "peft":
+        if package == "bitsandbytes":
             raise PackageNotFoundError(package)
         return "0.9" if package == "rich" else version(package)
 
     monkeypatch.setattr(environment, "version", installed)
     shown = ralm("check", "--environment")
     assert shown.status == 1
-    assert "adapters" not in shown.out.split("extras:")[1].splitlines()[0]
-    assert "ralm[adapters] lacks peft: pip install 'ralm[adapters]'" in shown.out
+    assert "quantised" not in shown.out.split("extras:")[1].splitlines()[0]
+    assert "ralm[quantised] lacks bitsandbytes: pip install 'ralm[quantised]'" in shown.out
     assert "another version is needed: rich 0.9, which is not >=13.7" in shown.out
     failed(ralm("check", "any", "--environment"), 2, "give a folder to check, or --environment")

@@ -1,10 +1,9 @@
 """Blocks of texts that are kept: the same figures, little read twice, and no more memory than allowed."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,24 +11,18 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from pydantic import JsonValue
 
-from ralm.answering.answerer import Answerer
-from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
 from ralm.errors import InputError, UsageError
 from ralm.lm.local.blocks import BLOCK, BlockFile, Blocks, block_keys
 from ralm.lm.local.decoder import CachedDecoder
 from ralm.lm.local.model import LocalLanguageModel, choose_decoder, load_transformers_model
 from ralm.lm.registry import ModelOptions, load_local_model
-from ralm.reading.sources import FromRetriever
-from ralm.records import FloatArray, Hits, IntArray, Passage, ScoringSequence
+from ralm.records import FloatArray, IntArray, ScoringSequence
 from tests.campaign import examples
 from tests.lm.test_decoder import Reads, check
 from tests.tiny_models import POSITIONS
 
 LARGE = 1 << 30
-PROMPT = open_prompt("replug")
 
 
 @pytest.fixture(scope="module")
@@ -162,26 +155,6 @@ def test_many_requests_at_once_in_too_small_a_cache(model: LocalLanguageModel) -
     assert 0 < blocks.kept_bytes <= bytes_of_blocks(model, 5)
 
 
-def test_questions_about_one_passage_read_it_once() -> None:
-    """What is answered and scored stays the same."""
-    kept = load_local_model("ralm-tiny", ModelOptions(passage_cache=100))
-    plain = load_local_model("ralm-tiny", ModelOptions(passage_cache=0))
-    passage = Passage(0, "0", "Files", "The function open() opens a file and returns a file object.")
-    source = FromRetriever(AlwaysFirst(), [passage])
-    questions = ["What does open() return?", "Which function opens a file?", "Who opens it?"]
-    answers = [
-        answer
-        for model in (plain, kept)
-        for question in questions  # each is a request of its own
-        for answer in Answerer(model, PROMPT, source, options=AnswerOptions(new_tokens=6)).answers([question])
-    ]
-    assert [answer.answer.text for answer in answers[:3]] == [answer.answer.text for answer in answers[3:]]
-    for plain_answer, answer in zip(answers[:3], answers[3:], strict=True):
-        np.testing.assert_allclose(plain_answer.text.log_probs_T, answer.text.log_probs_T, atol=1e-4)
-    assert kept.blocks.reused == 2 * BLOCK, "one for each question after the first"
-    assert plain.blocks.reused == plain.blocks.kept_bytes == 0
-
-
 def test_a_file_serves_later_processes(model: LocalLanguageModel, reads: Reads, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     passage, *ends = random_texts(draw, 40, 5, 7)
@@ -240,16 +213,6 @@ def test_keys_are_of_all_tokens_before() -> None:
     assert len({*keys}) == 5
     assert block_keys(text[: 3 * BLOCK + 5]) == keys[:3]
     assert not {*keys} & {*block_keys(text[BLOCK:])}, "the same tokens in another place are another block"
-
-
-@dataclass
-class AlwaysFirst:
-    """A retriever that finds one passage."""
-
-    config: dict[str, JsonValue] = field(default_factory=dict)
-
-    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        return Hits(np.zeros((len(queries), 1), np.int64), np.ones((len(queries), 1), np.float32))
 
 
 def test_no_key_names_a_block_that_was_not_copied(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,11 @@
-"""Models as people load them: adapters, quantised weights, attention, revisions, code of their own, chat templates."""
+"""Models as people load them: quantised weights, attention, revisions, code of their own, chat templates."""
 
 import json
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from ralm.errors import ModelError, UsageError
 from ralm.lm.registry import ModelOptions, load_language_model, load_local_model, load_tokenizer
@@ -22,14 +17,6 @@ TOKENS = np.arange(1, 20)
 SEQUENCE = ScoringSequence(TOKENS, np.arange(1, 19))
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warning of transformers that peft uses an old name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        yield
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model("llama", tmp_path_factory.mktemp("models") / "llama")
@@ -38,30 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scored(name: Path | str, **options: Any) -> tuple[FloatArray, dict[str, Any]]:
     model = load_language_model(str(name), ModelOptions(**{"dtype": "float32", **options}))
     return next(iter(model.score([SEQUENCE]))), dict(model.config)
-
-
-def test_an_adapter_has_the_figures_of_peft(folder: Path, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    with _quiet():
-        adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), lora).eval()
-    adapted.save_pretrained(tmp_path / "lora")
-    with torch.no_grad():
-        log_probs = adapted(torch.tensor(TOKENS)[None]).logits[0].log_softmax(-1).numpy()
-    plain, config = scored(folder)
-    found, adapted_config = scored(folder, adapter=str(tmp_path / "lora"))
-    np.testing.assert_allclose(found, log_probs[np.arange(18), TOKENS[1:]], atol=1e-4)
-    assert np.abs(found - plain).max() > 0.1
-    assert adapted_config["adapter"] == str(tmp_path / "lora")
-    assert adapted_config["weights"] != config["weights"]
-    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    with _quiet():
-        peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), prompt).save_pretrained(tmp_path / "prompt")
-    with pytest.raises(ModelError, match="PROMPT_TUNING, which ralm cannot run: use LoRA"):
-        scored(folder, adapter=str(tmp_path / "prompt"))
-    with pytest.raises(ModelError, match="cannot load the adapter of"):
-        scored(folder, adapter=str(tmp_path))
 
 
 @pytest.mark.parametrize(("bits", "apart"), [("8bit", 0.1), ("4bit", 0.5)])

@@ -11,7 +11,6 @@ import transformers
 from packaging.version import Version
 from transformers import PreTrainedModel, RwkvForCausalLM
 
-from ralm.errors import ModelError
 from ralm.lm.local.decoder import StateDecoder, UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
@@ -103,16 +102,6 @@ def test_a_wrong_cache_is_not_used(kind: type[PreTrainedModel], caplog: pytest.L
     (message,) = [one for one in caplog.messages if "cannot continue" in one]
     assert message.endswith("Generation reads the whole text again for every new token.")
     check(model, model.continuations(), [np.arange(5), np.arange(7)])
-
-
-def test_a_device_that_is_full_is_not_a_family_without_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError
-
-    model = language_model(tiny_family_model("rwkv"))
-    monkeypatch.setattr(model.logits, "continue_state", fail)
-    with pytest.raises(ModelError, match="runs out of memory"):
-        model.continuations()
 
 
 def test_an_error_leaves_no_half_changed_state(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

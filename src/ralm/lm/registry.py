@@ -39,9 +39,8 @@ _LM_PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
 class ModelOptions:
     """How to run a model; the options of a model that runs here have no effect on one behind an API (`api`).
 
-    `dtype` auto keeps the number format that the model was saved in; quantised GGUF files become float32. `adapter` is
-    merged into the weights unless these are quantised. `template_arguments` are NAME=VALUE, with a JSON value or else a
-    text.
+    `dtype` auto keeps the number format that the model was saved in; quantised GGUF files become float32.
+    `template_arguments` are NAME=VALUE, with a JSON value or else a text.
 
     Raises UsageError if an option is not one of the choices, or a template argument has another form.
     """
@@ -67,9 +66,6 @@ class ModelOptions:
     quantised: Annotated[
         Quantisation, Option("Bits of the weights of linear layers, by bitsandbytes: 8bit (LLM.int8) or 4bit (NF4).")
     ] = "none"
-    adapter: Annotated[
-        str | None, Option("PEFT adapter (LoRA) of the model: a hub name or local folder.", default_text="none")
-    ] = None
     attention: Annotated[
         Attention, Option("Implementation of attention; auto: the model's own, or a faster one of ralm.")
     ] = "auto"
@@ -135,14 +131,13 @@ class ModelOptions:
 
     def of(self, name: str, lm: str) -> "ModelOptions":
         """Return the options of the model `name`: without those that only fit the model `lm`, unless it is that one."""
-        return self if name == lm else replace(self, revision=None, adapter=None, template_arguments=())
+        return self if name == lm else replace(self, revision=None, template_arguments=())
 
     @property
     def identity(self) -> dict[str, JsonValue]:
         """The options of loading, if they are given, that may change figures; the weights may not tell them."""
         values: dict[str, JsonValue] = {
             "revision": self.revision,
-            "adapter": self.adapter,
             "template_arguments": self.template_values or None,
             "quantised": self.quantised,
             "attention": self.attention,

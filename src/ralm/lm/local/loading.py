@@ -213,21 +213,6 @@ def quantised(name: str, bits: Literal["8bit", "4bit"]) -> dict[str, Any]:
     return {"quantization_config": BitsAndBytesConfig(**how)}
 
 
-def with_adapter(model: "PreTrainedModel", adapter: str, *, merge: bool) -> "PreTrainedModel":
-    """Return a model with a PEFT adapter, added to the weights with `merge`; ModelError if it adds tokens instead."""
-    with extra("adapters", "adapters need", ("peft",)):
-        import peft
-    with loading_errors("adapter", adapter), whole_loading(adapter, lambda _: False), warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Found missing adapter keys")
-        warnings.simplefilter("ignore", FutureWarning)  # of transformers, that peft uses an old name
-        loaded: Any = peft.PeftModel.from_pretrained(model, adapter)
-    config = loaded.peft_config["default"]
-    if config.is_prompt_learning or not hasattr(loaded.base_model, "merge_and_unload"):
-        raise ModelError(f"{adapter} is an adapter of the type {config.peft_type}, which ralm cannot run: use LoRA.")
-    merged: PreTrainedModel = loaded.merge_and_unload(safe_merge=True) if merge else loaded.get_base_model()
-    return merged
-
-
 _BLOCKS: Final = 64
 """The number of blocks of a large tensor that are read, evenly spread from its beginning to its end."""
 _BLOCK: Final = 1024

@@ -181,8 +181,6 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
         model = loading.load_checkpoint(name, options.source, devices[0].type, **how)
         if not is_placed:
             model = model.to(devices[0])
-    if options.adapter is not None:
-        model = loading.with_adapter(model, options.adapter, merge=options.quantised == "none")
     copies = [deepcopy(model).to(device) for device in devices[1:]]
     cache = None if options.passage_cache is None else int(options.passage_cache * 1e6)
     loaded = LocalLanguageModel(name, model, tokenizer, copies, options.identity, cache, options.passage_cache_file)
