@@ -15,9 +15,8 @@ from hypothesis import given, strategies as st
 
 from ralm.corpus import store
 from ralm.corpus.store import ROWS_A_BATCH, PassageStore, join_passages, write_passages
-from ralm.errors import DamagedFolderError, StorageError, UsageError
+from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import Metadata, Passage
-from ralm.storage.work import storage_errors
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(
@@ -174,14 +173,6 @@ def test_columns_that_are_stored_in_another_way(tmp_path: Path) -> None:
             opened = PassageStore(tmp_path / "x.arrow")
             list(opened.origins())
             list(opened)
-
-
-def test_a_full_disk_is_one_sentence() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full")
-    with pytest.raises(StorageError, match="no space left"), storage_errors(Path("x.arrow")):
-        for _ in write_passages(Path("/dev/full"), some_passages(3 * ROWS_A_BATCH)):
-            pass
 
 
 def test_writing_takes_the_same_memory_however_many_there_are(tmp_path: Path) -> None:

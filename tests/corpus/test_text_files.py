@@ -78,7 +78,7 @@ def test_comments_of_markup(name: str, content: str, text: str, tmp_path: Path) 
 @pytest.mark.parametrize("part", ["<!-- ", "` `` ", "```\n", "```", ".. a\n\n\n", " \n", "[//]: "])
 def test_comments_are_found_in_linear_time(part: str, tmp_path: Path) -> None:
     for name in ("x.md", "x.rst"):
-        (tmp_path / name).write_text("]: a\n\n" + part * 300_000)
+        (tmp_path / name).write_text("]: a\n\n" + part * 100_000)
         only(tmp_path / name)
 
 

@@ -15,7 +15,6 @@ import ray
 from ray.cluster_utils import Cluster
 
 from ralm.distributed.workers import own_signals
-from tests.forked import Program, started
 
 ROOT = Path(__file__).parents[2]
 _STORE = 80 << 20
@@ -43,16 +42,6 @@ def cluster() -> "Iterator[Cluster]":
             ray.shutdown()
             if nodes is not None:
                 nodes.shutdown()
-
-
-@contextmanager
-def driver(*command: object) -> Iterator[Program]:
-    """A command of ralm that runs in a process of its own, which is killed at the end."""
-    with started("ralm", *command) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
 
 
 def node() -> dict[str, int]:

@@ -71,8 +71,8 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
     "keys.json": ("100,000 values of metadata", lambda: json.dumps({"text": "", **dict.fromkeys(NAMES, 1)}).encode()),
     "ends.txt": ("", lambda: b"\n" * 20_000_000 + b"x"),
     "line.txt": ("", lambda: b"ww " * 35_000_000),
-    "ticks.md": ("", lambda: b"`a` " * 200_000),
-    "headings.md": ("", lambda: b"\n" * 60 + b"# a\n" * 1_000_000 + b"# a" + b" " * 1_000_000 + b"b"),
+    "ticks.md": ("", lambda: b"`a` " * 100_000),
+    "headings.md": ("", lambda: b"\n" * 60 + b"# a\n" * 200_000 + b"# a" + b" " * 1_000_000 + b"b"),
     "columns.csv": (
         "has no field 'text'; its fields are id, body, c0,",
         lambda: ",".join(["id", "body", *NAMES]).encode() + b"\n" + b"x\n" * 100_000,

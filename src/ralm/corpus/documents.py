@@ -146,8 +146,8 @@ class DocumentBuilder:
         self.fields = fields
         self.skipped = skipped
         self.skip_bad = skip_bad
-        self.not_json: dict[str, str] = {}
-        """The fields with values that JSON cannot hold, and the type of the first of these."""
+        self.not_json: set[str] = set()
+        """The fields with values that JSON cannot hold."""
         self.never_seen = set(fields.metadata or ())
         """The fields, named for metadata, that no record has had so far."""
 
@@ -204,7 +204,7 @@ class DocumentBuilder:
         """Count a field of metadata with values that JSON cannot hold, once."""
         self.never_seen.discard(name)
         if name not in self.not_json and len(self.not_json) < _FIELDS_COUNTED:
-            self.not_json[name] = kind
+            self.not_json.add(name)
             self.skipped.add(NOT_JSON, f"{name} ({kind})")
 
     def _metadata(self, record: Mapping[str, object], where: str) -> dict[str, JsonValue]:
