@@ -52,7 +52,7 @@ def average(model: LocalLanguageModel, readings: Readings, context: list[int], t
     return total
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     context=TOKENS,
     targets=st.lists(st.integers(0, 9), min_size=1, max_size=6),

@@ -176,32 +176,6 @@ def test_many_prompts_equal_the_plain_loop(
     assert max_length is None or len(prompts[0]) > max_length
 
 
-class FixedHits:
-    """Hits for each retrieval in turn."""
-
-    config: dict[str, JsonValue] = {"retriever": "fixed hits"}  # noqa: RUF012
-
-    def __init__(self, *numbers: Sequence[int]) -> None:
-        self.numbers = list(numbers)
-
-    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        row = (self.numbers.pop(0) + [NO_PASSAGE] * k)[:k]  # type: ignore[operator]
-        numbers_QK = np.array([row] * len(queries), dtype=np.int64)
-        return Hits(numbers_QK=numbers_QK, scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
-
-
-def test_only_documents_that_changed_are_read_anew() -> None:
-    passages = passages_of("a b", "c d", "e f", "g h")
-    model = CountingModel(WordTokenizer("abcdefgh"))
-    settings = options(new_tokens=10)
-    source = found_by(FixedHits([0, 1, 2], [2, 0, 1], [1, 3, 2], [], [3]), passages)
-    writer = TokenWriter(model, settings, source, parts=Parts(reader=Ensemble(documents=3)))
-    (fast,) = written(writer, model.tokenizer.encode("a a a"))
-    assert [token.passages_K.tolist() for token in fast[::2]] == [[0, 1, 2], [2, 0, 1], [1, 3, 2], [NO_PASSAGE], [3]]
-    spelt = [model.tokenizer.decode(read).split()[0] for read in model.reads]
-    assert spelt == ["a", "c", "e", "g", "a", "g"], "three; another order; one new; none; one that had gone"
-
-
 def test_every_prompt_ends_by_itself() -> None:
     """At an end-of-text token, and at a stop string, while the others go on."""
     passages = passages_of("a x x x x", "b <end> <end> <end>", "c y y y y")

@@ -7,16 +7,16 @@ from hypothesis import given, strategies as st
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.reading.mixture import UniformWeights, mix, shares, similarity_log_weights
+from ralm.reading.mixture import mix, shares, similarity_log_weights
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions, Semantics, stride_request
 from ralm.reading.readers import Concatenation, Ensemble
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, prepare_text
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
+from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.random import RandomRetriever
-from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.fakes import CountingModel, WordTokenizer
 from tests.reading.loops import PASSAGES, TEXT, some_hits
 from tests.reference import concatenation, ensemble, official, paper
 
@@ -149,34 +149,3 @@ def test_impossible_tokens_give_no_nan(made: tuple[np.ndarray, np.ndarray], data
     np.testing.assert_allclose(posteriors_TK.sum(axis=1), 1, rtol=1e-5)
     assert not posteriors_TK[impossible_KT.T & ~none_T[:, None]].any()
     np.testing.assert_allclose(posteriors_TK[none_T], np.tile(np.exp(log_weights_K), (none_T.sum(), 1)), rtol=1e-5)
-
-
-class Never(CountingModel):
-    """Gives one word no probability unless it stands in what was read."""
-
-    def next_log_probs_V(self, tokens: IntArray) -> FloatArray:
-        word = self.tokenizer.words.index("z")
-        log_probs_V = super().next_log_probs_V(tokens)
-        log_probs_V[word] = log_probs_V[word] if word in tokens else -np.inf
-        return log_probs_V
-
-
-def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
-    model, passages = Never(WordTokenizer("abz")), passages_of("a z", "a b", "b a")
-    plan = PlanOptions(stride=2, query_tokens=2, document_tokens=2, max_length=20)
-    prepared = prepare_text("a b a b z z b", model.tokenizer, plan)
-    scored, impossible = (
-        score_text(
-            prepared,
-            model,
-            *FromRetriever(SharedWordsRetriever(some), some).find(prepared, model.tokenizer, 3),
-            Parts(reader=Ensemble(documents=3), mixer=UniformWeights()),
-        )
-        for some in (passages, passages[1:])
-    )
-    assert np.isfinite(scored.log_probs_T).all(), "a passage has the word"
-    assert scored.provenance.posteriors_TK[3].tolist() == pytest.approx([0, 0, 1]), "and takes all the credit"
-    assert scored.provenance.passages_TK[3].tolist() == [1, 2, 0]
-    assert impossible.log_probs_T[3] == -np.inf
-    assert impossible.provenance.posteriors_TK[3].tolist() == pytest.approx([1 / 2, 1 / 2])
-    assert not np.isnan(impossible.log_probs_T).any()

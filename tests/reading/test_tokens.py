@@ -24,7 +24,7 @@ from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, first_tokens, prepare_text
 from ralm.records import NO_PASSAGE, Hits, PromptPrefix, SpecialTokens
 from ralm.reranking.zero_shot import ZeroShot
-from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reference import paper
 from tests.tiny_models import BOS, EOS, byte_tokenizer
 
@@ -101,16 +101,6 @@ def test_readings_with_passages_and_without_begin_alike() -> None:
     with_passages, without = reads("official")
     assert with_passages == ["a", "<begin>"], "the published code: documents alone"
     assert "<begin>" not in without
-
-
-def test_the_gain_is_due_to_the_passage_alone() -> None:
-    """An empty passage gives nothing."""
-    model = begins()
-    options = PlanOptions(stride=2, query_tokens=2, document_tokens=4, max_length=12)
-    prepared = prepare_text("a b c d e a b h a b c d e f g", model.tokenizer, options)
-    empty_R = np.where(prepared.plan.retrieves_R, 2, NO_PASSAGE)
-    scored = score_text(prepared, model, chosen_hits(empty_R), PASSAGES)
-    np.testing.assert_array_equal(scored.log_probs_T, score_text(prepared, model).log_probs_T)
 
 
 class Logits:
@@ -204,17 +194,6 @@ def test_passages_cut_together_are_one_text() -> None:
     (cut,) = Concatenation(documents=3, cut_together=True).prompt_prefixes([(0, 0.0), (1, 0.0), (0, 0.0)], documents)
     assert cut.passages == (0, 1), "nothing is left of the third"
     assert documents[NO_PASSAGE].tolist() == [BEGIN]
-
-
-def test_another_model_ranks_behind_its_own_bos() -> None:
-    reader, ranker = CountingModel(WordTokenizer(WORDS)), begins()
-    options = PlanOptions(stride=2, query_tokens=2, document_tokens=4, max_length=20)
-    prepared = prepare_text("a b c d e a b h", reader.tokenizer, options)
-    numbers_QK = np.tile(np.array([0, 1]), (len(prepared.plan), 1))
-    hits = Hits(numbers_QK=numbers_QK, scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
-    score_text(prepared, reader, hits, PASSAGES, Parts(reranker=ZeroShot(tokens=2, model=ranker)))
-    assert {int(tokens[0]) for tokens in ranker.reads} == {BEGIN}
-    assert all(tokens.tolist().count(BEGIN) == 1 for tokens in ranker.reads)
 
 
 def options(**values: Any) -> GenerationOptions:

@@ -125,16 +125,6 @@ def test_verdicts_follow_the_paired_change() -> None:
     assert rows[0]["change"] == pytest.approx(100 * 29 / 30)
 
 
-def test_many_orders_need_more_than_one() -> None:
-    """A change with a p-value of 0.02 is seen alone, and not among ten that are not clear."""
-    random = np.random.default_rng(3)
-    plain = answered(*[0.0] * 40)
-    weak = Sample(units=Units.each(np.repeat([1.0, 0.0, -1.0], [8, 31, 1])), statistic="mean")
-    noise = [(Sample(units=Units.each(random.normal(size=40)), statistic="mean"), plain) for _ in range(9)]
-    assert judged((weak, plain))[0]["verdict"] == "seen"
-    assert judged((weak, plain), *noise)[0]["verdict"] == "not clear"
-
-
 @pytest.mark.parametrize(
     ("text", "before", "kind"),
     [

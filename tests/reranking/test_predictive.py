@@ -13,8 +13,6 @@ from torch import nn
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    XLNetConfig,
-    XLNetForSequenceClassification,
 )
 
 import ralm
@@ -26,7 +24,7 @@ from ralm.reranking.cross_encoder import PairModel, load_pair_model
 from ralm.reranking.predictive import Pair, PairScorer, Predictive, load_cross_encoder
 from ralm.storage.store import Store
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
-from tests.tiny_encoders import LENGTH, drop_weights, letter_tokenizer, save_tiny_bert, save_tiny_cross_encoder
+from tests.tiny_encoders import LENGTH, save_tiny_bert, save_tiny_cross_encoder
 from tests.tiny_models import FAMILIES, POSITIONS, save_tiny_model
 
 PASSAGES = passages_of("a b c a b c", "c d e c d e", "a d a d", "x y z")
@@ -174,8 +172,11 @@ def test_what_is_no_reranker_is_refused(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([1.0, float("nan")], "gives a score that is not finite for the passage 'c d' after 'an end'"),
-        ([1.0], r"gives scores of shape \(1,\) and type float32 for 2 pairs; it should give one number for each"),
+        (
+            [1.0, float("nan")],
+            r"gives scores of shape \(2,\) and type float32 for 2 pairs; it should give one finite number for each",
+        ),
+        ([1.0], r"gives scores of shape \(1,\) and type float32 for 2 pairs; it should give one finite"),
         ([[1.0], [2.0]], r"gives scores of shape \(2, 1\)"),
     ],
 )
@@ -222,35 +223,13 @@ def test_a_run_that_was_stopped_keeps_the_scores_of_pairs(tmp_path: Path) -> Non
     }
 
 
-def test_a_length_that_is_wrong_or_missing(tmp_path: Path) -> None:
-    """A tokenizer that allows more than the model reads, and one of a model that has no length."""
+def test_a_tokenizer_that_allows_more_than_the_model_reads(tmp_path: Path) -> None:
     folder = save_tiny_cross_encoder(tmp_path / "short")
     model = load_pair_model(str(folder), 8)
     model.model.max_seq_length = 2 * LENGTH
     for read in (model.scores, model.logits):
         with pytest.raises(ModelError, match="cannot read pairs"):
             read([("a b", "c d " * LENGTH)])
-    own = XLNetConfig(vocab_size=40, d_model=8, n_layer=1, n_head=2, d_inner=8, num_labels=1)
-    XLNetForSequenceClassification(own).save_pretrained(tmp_path / "endless")
-    letter_tokenizer().save_pretrained(tmp_path / "endless")
-    settings = tmp_path / "endless" / "tokenizer_config.json"
-    kept = {name: value for name, value in json.loads(settings.read_text()).items() if name != "model_max_length"}
-    settings.write_text(json.dumps(kept))
-    with pytest.raises(ModelError, match="endless has no maximum number of tokens"):
-        load_pair_model(str(tmp_path / "endless"), 8)
-    assert load_pair_model(str(tmp_path / "endless"), 8, max_length=64).model.max_seq_length == 64
-
-
-@pytest.mark.parametrize("dropped", ["layer.1.", "classifier", "pooler"])
-def test_weights_that_are_missing(dropped: str, tmp_path: Path) -> None:
-    """Transformers would fill them in at random; for training the head may be new."""
-    folder = str(drop_weights(save_tiny_cross_encoder(tmp_path / "whole"), dropped))
-    for new in (False, True):
-        if new and dropped != "layer.1.":
-            load_pair_model(folder, 8, new=True)
-        else:
-            with pytest.raises(ModelError, match=f"whole lacks weights that its config.json asks for: .*{dropped}"):
-                load_pair_model(folder, 8, new=new)
 
 
 PAIRS = [("ends so", "a passage"), ("and so on", "b"), ("", "no end"), ("so", "long " * 30), ("x", "one")]

@@ -14,7 +14,7 @@ from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reranker
-from ralm.reading.generate import TokenWriter, generate
+from ralm.reading.generate import generate
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions, rows_with_targets
 from ralm.reading.readers import Concatenation, Ensemble
@@ -27,9 +27,8 @@ from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage
 from ralm.reranking.lexical import LAST, Lexical, ends_of, shared_words, spaced
 from ralm.reranking.oracle import Oracle, RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
-from ralm.retrieval.random import RandomRetriever
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of
-from tests.reading.loops import PASSAGES, TEXT, some_hits, written
+from tests.reading.loops import PASSAGES, TEXT, some_hits
 from tests.reference import ensemble, lexical, official, reranking
 
 WINDOW = 48
@@ -138,47 +137,6 @@ def test_a_second_copy_of_the_reading_model_ranks_as_it_does(tiny_folders: dict[
     by_itself, by_copy = (rows.prefix_log_probs(candidates, 6, ranker) for ranker in (None, copy))
     for one, other in zip(by_itself, by_copy, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-
-
-def test_a_second_copy_of_the_writing_model_ranks_as_it_does(tiny_folders: dict[str, Path]) -> None:
-    """The text ends within a character, and begins with a BOS of its own."""
-    model, copy = (load_transformers_model(str(tiny_folders["llama"])) for _ in range(2))
-    source = FromRetriever(RandomRetriever(len(PASSAGES), seed=1), PASSAGES, {})
-    how = GenerationOptions(new_tokens=12, stride=1, query_tokens=8, document_tokens=10)
-    texts = []
-    for ranker in (None, copy):
-        writer = TokenWriter(model, how, source, parts=Parts(reranker=ZeroShot(candidates=3, tokens=6, model=ranker)))
-        prompt = model.tokenizer.encode("What is \N{ROCKET}")[:-2]
-        texts.append([(one.token, one.passage) for one in written(writer, prompt)[0]])
-    assert texts[0] == texts[1]
-
-
-def test_random_is_any_of_the_candidates_and_seeded() -> None:
-    model = CountingModel(WordTokenizer(), max_length=WINDOW)
-    prepared = prepare_text("a b c d e f " * 40, model.tokenizer, options(stride=2))
-    hits = some_hits(prepared, 3)
-
-    def chosen(seed: int) -> list[int]:
-        return list(score_text(prepared, model, hits, PASSAGES, Parts(reranker=RandomChoice(seed=seed))).passages_T)
-
-    assert chosen(0) == chosen(0) != chosen(1)
-    places = {
-        [number for number, _ in hits.of(row)].index(passage)
-        for row, passage in zip((prepared.plan.begin_R[1:] // 2).tolist(), chosen(0)[1::2], strict=True)
-        if hits.of(row)
-    }
-    assert places == {0, 1, 2}
-
-
-def test_tokens_to_rank_by_that_do_not_fit() -> None:
-    model = CountingModel(WordTokenizer(), max_length=20)
-    prepared = prepare_text(TEXT, model.tokenizer, options(max_length=20))
-    message = "`document_tokens` 10 and `rerank` tokens 6 do not fit together into 20 tokens"
-    for ranker in (None, CountingModel(WordTokenizer(), max_length=20), model):
-        with pytest.raises(UsageError, match=message):
-            score_text(
-                prepared, model, some_hits(prepared, 3), PASSAGES, Parts(reranker=ZeroShot(tokens=6, model=ranker))
-            )
 
 
 @pytest.mark.parametrize("method", ["zero-shot", "oracle"])

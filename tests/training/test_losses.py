@@ -1,13 +1,11 @@
 """The losses, their gradients, and the identities that tie them to other people's losses."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from sentence_transformers.cross_encoder.losses import ListNetLoss
 from torch import Tensor
 
 from ralm.reading.mixture import mix, similarity_log_weights
@@ -118,32 +116,3 @@ def test_they_are_computed_in_float32(loss: Callable[..., Tensor], dtype: torch.
     assert given.dtype == torch.float32
     expected = loss(scores.detach().to(dtype).float(), log_probs.to(dtype).float(), there)
     torch.testing.assert_close(given, expected)
-
-
-def test_the_gradient_of_eq_9_is_that_of_listnet_with_its_own_posterior_as_labels() -> None:
-    class Model(torch.nn.Module):
-        """A cross-encoder whose scores are given."""
-
-        device = torch.device("cpu")
-        num_labels = 1
-
-        def __init__(self, scores: Tensor) -> None:
-            super().__init__()
-            self.scores = scores
-
-        def preprocess(self, pairs: list[Any], **_: Any) -> dict[str, Tensor]:
-            return {"rows": torch.tensor([[int(query), int(document)] for query, document in pairs])}
-
-        def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-            rows, columns = features["rows"].T
-            return {"scores": self.scores[rows, columns]}
-
-    rows = [SOME, SOME[::-1], [(1.0, -4.0), (0.0, -3.0), (-0.5, -0.1), (0.3, -2.0)]]
-    f = torch.tensor(rows)[:, :, 0].clone().requires_grad_()
-    log_p = torch.tensor(rows)[:, :, 1]
-    own = gradient(marginal_loss, f, log_p, torch.ones_like(log_p, dtype=torch.bool)) / len(rows)
-    listnet = ListNetLoss(Model(f))
-    names = [[str(column) for column in range(4)]] * 3
-    loss = listnet([["0", "1", "2"], names], list(f.detach() + log_p))
-    (theirs,) = torch.autograd.grad(loss, f)
-    torch.testing.assert_close(own, theirs)

@@ -76,12 +76,6 @@ def test_fewer_than_ten_documents_are_not_split(tmp_path: Path, documents: int, 
     assert [len(part) for part in split_with_choice(signals, TrainingOptions(held_out=0))] == [90, 0, 0]
 
 
-def test_of_ten_documents_one_is_there_to_choose_by_and_one_to_test_on(tmp_path: Path) -> None:
-    names = [f"document {n}" for n in range(10)]
-    signals = save_signals(tmp_path / "s", "i", ["x"] * 10, [[1, 2]] * 10, [[-1.0, -2.0]] * 10, documents=names)
-    assert [len(part) for part in split_with_choice(signals, TrainingOptions(held_out=0.1))] == [8, 1, 1]
-
-
 def test_every_document_is_used_before_any_is_used_twice() -> None:
     names = ["long"] * 50 + [f"short {n}" for n in range(9)]
     used = spread(np.arange(59), names, 12)
@@ -240,11 +234,7 @@ def test_what_is_done_is_not_measured_again(
     ("options", "message"),
     [
         (["--document-tokens", 1020], "do not fit together into"),
-        (["--prefix-tokens", 30], "do not fit into --sequence-tokens 32"),
-        (["--examples", 0], "--examples must be at least 1"),
         (["--fields", "text=title,title=text"], "no document has 16 tokens"),
-        (["--fields", "text=body"], "has no field 'body'"),
-        (["--retriever", "dense"], "was not built for dense"),
     ],
 )
 def test_bad_input(tmp_path: Path, asked: list[object], options: list[object], message: str) -> None:
