@@ -1,7 +1,6 @@
 """BM25 against the formula and against Lucene's own answers; its arrays merged, at their limits, compiled."""
 
 import json
-import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -31,26 +30,6 @@ from tests.retrieval.searching import arrays_of, assert_equal, assert_same_files
 from tests.shared_data import shared
 
 LETTERS = ("alpha", "beta", "gamma", "delta", "rare", "the", "unseen")
-
-
-def test_words_that_no_passage_has_are_not_remembered_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_WORDS", 50)
-    retriever = indexed(tmp_path, ["alpha beta", "gamma"])
-    expected = retriever.retrieve(["gamma unseen"], 2).of(0)
-
-    def ask(first: int) -> None:
-        for number in range(first, first + 2000):
-            assert retriever.retrieve([f"gamma {'x' * 200}{number}"], 2).of(0) == expected
-
-    ask(0)
-    tracemalloc.start()
-    try:
-        ask(2000)
-        grown, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert grown < 100_000  # 2,000 words have 400,000 characters
-    ask(0)
 
 
 def check(retriever: BM25, texts: list[str], queries: list[str], k: int, options: BM25Options) -> None:

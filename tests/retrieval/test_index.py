@@ -90,7 +90,7 @@ def test_an_interrupted_build_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException, expected: type[BaseException], older: bool
 ) -> None:
     def passages() -> Iterator[Passage]:
-        yield from some_passages(20_000)
+        yield from some_passages(2_000)
         raise raised
 
     out = tmp_path / "index"
