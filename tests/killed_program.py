@@ -5,7 +5,6 @@ Run with a file of eight bytes that counts the events, a part of the paths that 
 """
 
 import mmap
-import multiprocessing
 import os
 import signal
 import sys
@@ -25,14 +24,12 @@ def load(warm: Sequence[Sequence[str]]) -> None:
     from ralm.retrieval.dense import build as dense_build
     from ralm.training import signals
 
-    setattr(build, "get_context", lambda _: multiprocessing.get_context("fork"))  # noqa: B010
     setattr(signals, "_PART", 5)  # noqa: B010
     setattr(build, "_PASSAGES_A_BATCH", 32)  # noqa: B010
     setattr(formula.BuildOptions, "buffered_terms", 400)  # noqa: B010
     setattr(dense_build, "CHUNK", 16)  # noqa: B010
     for arguments in warm:
         assert run(arguments) == 0, arguments
-    setattr(build, "_BATCHES_ALONE", 2)  # noqa: B010
 
 
 def run(arguments: Sequence[str]) -> int:

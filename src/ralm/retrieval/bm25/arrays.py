@@ -241,10 +241,10 @@ def _vocabulary_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
 def _map(file: Path, kinds: tuple[str, ...]) -> NDArray[Any]:
     """Map an array of one of these dtypes."""
     try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.lib.format.open_memmap(file, mode="r")
     except (FileNotFoundError, IsADirectoryError):
         _damaged(file.parent, f"{file.name} is missing")
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except Exception as error:  # noqa: BLE001  # a damaged head fails in ways that cannot be listed
         _damaged(file.parent, f"{file.name} cannot be read ({error})")
     if array.dtype.str not in kinds or array.ndim != 1 + (file.stem == _TABLE) or not array.flags.c_contiguous:
         _damaged(file.parent, f"{file.name} has an invalid head")
