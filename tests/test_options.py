@@ -167,23 +167,9 @@ OF_REQUESTS: list[Any] = [PlanOptions, PosteriorWeights, GenerationOptions, Zero
 
 
 @pytest.mark.parametrize("record", OF_REQUESTS)
-def test_a_record_goes_through_json_and_its_schema_says_what_it_declares(record: Any) -> None:
-    adapter = TypeAdapter(record)
-    assert adapter.validate_json(json.dumps(asdict(record()))) == record()
-    said = adapter.json_schema()["properties"]
-    for one in declared(record):
-        assert said[one.name]["description"] == one.option.help
-        assert one.name in asdict(record())
-
-
-def test_the_schema_has_bounds_choices_and_defaults() -> None:
-    plan = TypeAdapter(PlanOptions).json_schema()["properties"]
-    assert (plan["stride"]["minimum"], plan["stride"]["maximum"], plan["stride"]["default"]) == (1, 2**31 - 1, 4)
-    assert plan["document_tokens"]["minimum"] == 0
-    assert plan["windows"]["enum"] == ["sliding", "blocked", "rolling"]
-    written = TypeAdapter(GenerationOptions).json_schema()["properties"]
-    assert written["top_k"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
-    assert written["top_p"]["exclusiveMinimum"] == 0
+def test_a_record_goes_through_json(record: Any) -> None:
+    assert TypeAdapter(record).validate_json(json.dumps(asdict(record()))) == record()
+    assert {one.name for one in declared(record)} <= asdict(record()).keys()
 
 
 def test_a_request_is_refused_with_the_sentence_of_the_record() -> None:

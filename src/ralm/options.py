@@ -2,11 +2,11 @@
 
     stride: Annotated[int, Option("Number of tokens between retrievals.")] = 4
 
-This puts the name, type, default, bounds, choices and help of an option in one place. The flags of a
-command, the values of a sweep, the JSON schema of a request, and the keys of a part (`ralm.grammar`) are made from it.
+This puts the name, type, default, bounds, choices and help of an option in one place. The flags of a command,
+the values of a sweep, and the keys of a part (`ralm.grammar`) are made from it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
@@ -43,15 +43,6 @@ class Option:
     argument: bool = False
     metavar: str | None = None
     without: tuple[str, ...] = ()
-
-    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]) -> Any:
-        """Return the schema of the type with help and bounds; pydantic calls this for fields of requests."""
-        schema = handler(core_schema) | {"description": self.help}
-        for number in (schema, *schema.get("anyOf", ())):
-            if number.get("type") in ("integer", "number"):
-                minimum = self.lowest(whole=number["type"] == "integer")
-                number |= {"exclusiveMinimum" if self.above else "minimum": minimum, "maximum": self.maximum}
-        return schema
 
     def check(self, name: str, kind: Any, value: Any) -> None:
         """Raise UsageError if a value of this type is outside the bounds or not one of the choices."""

@@ -185,11 +185,7 @@ def _are_ids(tokens: Any) -> bool:
 
 
 TopLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=20)]
-Texts: TypeAlias = Annotated[
-    list[Any],
-    pydantic.PlainValidator(_texts),
-    pydantic.WithJsonSchema(pydantic.TypeAdapter(str | list[str] | list[int] | list[list[int]]).json_schema()),
-]
+Texts: TypeAlias = Annotated[list[Any], pydantic.PlainValidator(_texts)]
 """Each text or token ids."""
 
 
