@@ -123,7 +123,7 @@ def test_a_text_of_keys_gives_the_same_record(temperature: float, documents: int
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("reader", "ensembel", '`reader="ensembel"` is not known: write ensemble, or one of in-context, ensemble, '),
+        ("reader", "ensembel", '`reader="ensembel"` is not known: write one of in-context, ensemble, '),
         ("reader", "ensemble:document=4", "`reader=\"ensemble\"` has no key 'document': its keys are documents, temp"),
         ("reader", "ensemble:documents=4,documents=5", "has the key 'documents' twice: leave one out."),
         ("reader", "ensemble:documents=four", "`reader=\"ensemble\"`: documents must be a whole number, not 'four'."),
@@ -134,7 +134,7 @@ def test_a_text_of_keys_gives_the_same_record(temperature: float, documents: int
         ("reader", 'ensemble:documents="4', 'a quote is not closed: documents="4'),
         ("mixer", "entropy", '`mixer="entropy"` is not known: write one of similarity'),
         ("rerank", "predictive", '`rerank="predictive"` needs cross_encoder=...: A folder that'),
-        ("retriever", "nothing_here:Mine", '`retriever="nothing_here:Mine"`: there is no module nothing_here'),
+        ("retriever", "nothing_here:Mine", "nothing_here cannot be imported: ModuleNotFoundError: "),
     ],
 )
 def test_what_is_wrong_is_one_sentence(kind: str, text: str, message: str) -> None:
@@ -231,7 +231,7 @@ def test_a_run_does_not_resume_with_other_code(own: Path, monkeypatch: pytest.Mo
         ("parts_of_mine:class_of_nothing", "parts_of_mine has no class class_of_nothing."),
         ("parts_of_mine:Wrong", "Wrong cannot be made: KeyError: 'no weights'."),
         ("parts_of_mine:Silent", "Silent has no `config`, which such a part needs."),
-        ("needs_more:Any", "needs_more needs the module a_module_that_is_not_there, which is not installed."),
+        ("needs_more:Any", "needs_more cannot be imported: ModuleNotFoundError: "),
         ("broken:Any", "broken cannot be imported: SyntaxError: invalid syntax"),
     ],
 )
@@ -264,7 +264,7 @@ def test_a_pipeline_is_opened_in_a_line(own: Path, monkeypatch: pytest.MonkeyPat
     opened = ralm.open("index", reader=mine.Two(), rerank=mine.Last(), **short)
     assert isinstance(opened.parts.reranker, mine.Last)
     assert opened.score(TEXT, limit_tokens=40).reading.measures.tokens
-    with pytest.raises(UsageError, match=r"the pipeline has no key 'reeder': the nearest is reader"):
+    with pytest.raises(UsageError, match=r"the pipeline has no key 'reeder': its keys are"):
         ralm.open("index", lm="ralm-tiny", reeder="ensemble")
     with pytest.raises(UsageError, match="read passages: give `index` or"):
         ralm.open(lm="ralm-tiny", documents=3)

@@ -1,14 +1,13 @@
 """Options and hits: declared once, with bounds that an error names in one sentence with the option or the part."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue
 
 from ralm.cli.process import with_flags
 from ralm.corpus.decontamination import Decontamination
@@ -161,24 +160,6 @@ def test_no_one_is_asked_for_more_than_there_is() -> None:
 def test_what_are_no_hits(hits: object, message: str) -> None:
     with pytest.raises(PartError, match=f"the retriever Gives .*{message}"):
         retrieve_checked(Gives(hits), ["a"], 4, passages=5)
-
-
-OF_REQUESTS: list[Any] = [PlanOptions, PosteriorWeights, GenerationOptions, ZeroShotOptions, RetrieverOptions]
-
-
-@pytest.mark.parametrize("record", OF_REQUESTS)
-def test_a_record_goes_through_json(record: Any) -> None:
-    assert TypeAdapter(record).validate_json(json.dumps(asdict(record()))) == record()
-    assert {one.name for one in declared(record)} <= asdict(record()).keys()
-
-
-def test_a_request_is_refused_with_the_sentence_of_the_record() -> None:
-    adapter = TypeAdapter(PlanOptions)
-    assert adapter.validate_python({"stride": 8}) == PlanOptions(stride=8)
-    with pytest.raises(UsageError, match="`stride` must be at least 1, not 0"):
-        adapter.validate_python({"stride": 0})
-    with pytest.raises(ValidationError, match="stride"):
-        adapter.validate_python({"stride": "four"})
 
 
 NAMES = {name: f"--{name}" for name in ("stride", "retriever", "force", "plot")} | {"plot=False": "--no-plot"}

@@ -184,7 +184,6 @@ def twice(hits: Hits) -> Hits:
     ("change", "message"),
     [
         (lambda hits: with_numbers(hits, 5), "gives passage 5, which is not among the hits of its row"),
-        (lambda hits: with_numbers(hits, 99), "gives passage 99, which is not among the hits of its row"),
         (lambda hits: with_numbers(hits, -7), "gives passage -7"),
         (lambda hits: hits.numbers_QK, "gives ndarray and not Hits"),
         (lambda _: None, "gives NoneType and not Hits"),
@@ -193,8 +192,6 @@ def twice(hits: Hits) -> Hits:
             "gives [0-9] rows of 1 for [0-9] queries and k = 1",
         ),
         (twice, "gives [0-9] rows of 2 for [0-9] queries and k = 1"),
-        (lambda hits: Hits(hits.numbers_QK, hits.scores_QK * np.nan), "gives a score that is not finite"),
-        (lambda hits: Hits(hits.numbers_QK * 1.0, hits.scores_QK), "gives numbers of type float64 and scores of type"),
     ],
 )
 def test_a_reranker_that_breaks_its_contract(use: Any, change: Any, message: str) -> None:
@@ -227,7 +224,6 @@ class Odd(Sources):
         ({"tokens": np.ones(3)}, "gives a prompt prefix whose tokens are not an int64 vector"),
         ({"tokens": np.ones((2, 2), dtype=np.int64)}, "gives a prompt prefix whose tokens are no"),
         ({"passages": (5,)}, "gives a prompt prefix of passage 5, which is not among the hits"),
-        ({"passages": (99,)}, "gives a prompt prefix of passage 99, which is not among the hits"),
         ({"tokens": np.full(13, 2)}, "puts 13 tokens before the context, and the [23] that must follow them do not"),
         ({"tokens": np.full(50, 2)}, "puts 50 tokens before the context, and the [23] that must follow .* into .* 14"),
     ],

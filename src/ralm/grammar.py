@@ -17,7 +17,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin
@@ -48,10 +47,8 @@ class Catalogue:
             return parse_keys(self.records[name], rest, title)
         if ":" in name and not is_url(name):
             return OwnPart(title, name, rest, self.members)
-        close = get_close_matches(name, self.records, n=1)
-        meant = f"write {close[0]}, or " if close else "write "
-        choices = f"{meant}one of {', '.join(self.records)}, or a class of your own as module:Class"
-        raise UsageError(f"{title} is not known: {choices}.")
+        names = ", ".join(self.records)
+        raise UsageError(f"{title} is not known: write one of {names}, or a class of your own as module:Class.")
 
     def name_of(self, text: str) -> str:
         """Return the name in a text, without keys."""
@@ -111,10 +108,6 @@ class OwnPart:
         sys.path.insert(0, "")
         try:
             loaded = getattr(importlib.import_module(module), attribute, None)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise self._error(f"{module} needs the module {error.name}, which is not installed") from error
-            raise self._error(f"there is no module {error.name}, here or among the installed ones") from error
         except Exception as error:
             raise self._error(f"{module} cannot be imported: {type(error).__name__}: {short_message(error)}") from error
         finally:
@@ -142,10 +135,8 @@ def read_keys(record: type[_Record], texts: Mapping[str, str], title: str) -> _R
     declarations = keys_of(record)
     for key in texts:
         if key not in declarations:
-            close = get_close_matches(key, declarations, n=1)
-            meant = f"the nearest is {close[0]}; " if close and len(declarations) > 3 else ""
             keys = f"its keys are {', '.join(declarations)}" if declarations else "it has none"
-            raise UsageError(f"{title} has no key {key!r}: {meant}{keys}.")
+            raise UsageError(f"{title} has no key {key!r}: {keys}.")
     for key, declaration in declarations.items():
         if declaration.default is MISSING and key not in texts:
             raise UsageError(f"{title} needs {key}=...: {declaration.option.help}")

@@ -2,8 +2,8 @@
 
     stride: Annotated[int, Option("Number of tokens between retrievals.")] = 4
 
-This puts the name, type, default, bounds, choices and help of an option in one place. The flags of a command,
-the values of a sweep, and the keys of a part (`ralm.grammar`) are made from it.
+This puts the name, type, default, bounds, choices and help of an option in one place. The flags of a command, the
+values of a sweep, and the keys of a part (`ralm.grammar`) are made from it.
 """
 
 from collections.abc import Iterator, Mapping

@@ -82,6 +82,7 @@ _Planned = TypeVar("_Planned", bound=PlannedOptions)
 def read_settings(record: type[_Planned], texts: Mapping[str, str], title: str) -> _Planned:
     """Return the settings with the papers' query length for the retriever; a UsageError begins with the `title`."""
     options = read_keys(record, texts, title)
+    options.plan.check_block()
     if options.retrieval.is_dense and "query_tokens" not in texts:
         return replace(options, plan=replace(options.plan, query_tokens=DENSE_QUERY_TOKENS))
     return options

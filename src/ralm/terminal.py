@@ -19,27 +19,11 @@ from datetime import timedelta
 from typing import Any, Final, Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 _SECONDS_A_LINE: Final = 30.0
 PROGRESS_SWITCH: Final = "RALM_PROGRESS"
 """The environment variable that turns progress off if it is 0."""
-
-
-class _Rate(ProgressColumn):
-    """How fast items are done."""
-
-    def render(self, task: Task) -> Text:
-        """Return the rate as text, empty until the first item is done."""
-        return Text("" if task.speed is None else _rate_text(task.speed))
-
-
-def _rate_text(items: float) -> str:
-    """Return items per second as text: per minute or hour where fewer than one a second are done."""
-    units = (("a second", 1), ("a minute", 60), ("an hour", 3600))
-    unit, seconds = next((pair for pair in units if items * pair[1] >= 1), units[-1])
-    return f"{items * seconds:,.0f} {unit}"
 
 
 class Advance(Protocol):
@@ -63,7 +47,7 @@ def progress_bar(description: str, total: int | None = None, *, shown: bool = Tr
     if not console.is_terminal:
         yield _Lines(description, total)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)
 
@@ -109,7 +93,7 @@ class _Lines:
         if self._total is not None:
             of = f" of {self._total:,}"
             rest = f", {timedelta(seconds=round((self._total - self._done) / rate))} left"
-        return f"{self._description}: {self._done:,}{of}, {_rate_text(rate)}{rest}"
+        return f"{self._description}: {self._done:,}{of}, {rate:,.1f} a second{rest}"
 
 
 _Element = TypeVar("_Element")

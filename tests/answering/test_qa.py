@@ -202,7 +202,6 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
     source = FromRetriever.of_index(files / "index")
     answer = ralm(*asking, "--rerank", "lexical", "--out", files / "run")
     assert answer.status == 0
-    assert "--rerank lexical is for text" in answer.err
     expected = []
     for one in QUESTIONS:
         found = source.retriever.retrieve([one.text], 16).of(0)

@@ -40,13 +40,6 @@ def test_search_by_each_retriever(work: Path) -> None:
     assert found(*query, "--retriever", "dense:ef_search=50") == by_dense
 
 
-def test_what_vectors_an_index_has(work: Path) -> None:
-    [found] = printed("info", work / "index")["vectors"]
-    assert (found["name"], found["default"], found["faiss"]) == ("main", True, "HNSW8")
-    assert found["encoder"]["encoder"] == str(work / "bert")
-    assert f"vectors     main (default): encoder {work / 'bert'}" in done("info", work / "index").out
-
-
 def test_another_encoder_is_refused_unless_allowed(work: Path) -> None:
     command = ["search", work / "index", "sheep", "--retriever"]
     failed(ralm(*command, f"dense:query_encoder={work / 'other'}"), 1, "was built with another encoder")

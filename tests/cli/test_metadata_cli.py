@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -13,8 +12,6 @@ from ralm.corpus.documents import metadata_to_json
 from ralm.records import ORIGIN
 from ralm.retrieval.index import open_index
 from ralm.runs.run import open_run
-from ralm.storage.manifest import write_manifest
-from ralm.storage.outputs import FolderKind
 from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm, write_rows, write_stories
 
 METADATA: dict[str, dict[str, Any]] = {
@@ -49,11 +46,6 @@ def test_hits(work: Path) -> None:
     assert all(hit["metadata"] == KEPT[hit["document_id"]] for hit in hits)
     for_people = ralm("search", work / "index", "whales").out
     assert '     url: https://example.org/sea?a=1&b=2, page: 3, tags: ["deep", {"blue": true}]\n' in for_people
-
-
-def test_metadata_cannot_control_a_terminal(work: Path) -> None:
-    answer = ralm("search", work / "index", "sheep")
-    assert r"     url: javascript:alert(1), note: \x1b[31m<b>red</b>\n\u202e" in answer.out
 
 
 def test_the_file_of_retrieved_passages(work: Path, tiny_folders: dict[str, Path]) -> None:
@@ -98,18 +90,6 @@ def test_runs_and_reports(work: Path, tmp_path: Path) -> None:
     assert "<b>red" not in page
     assert "\x1b" not in page
     assert "\\u003cb>red\\u003c/b>" in page
-
-
-def test_a_run_with_damaged_metadata(work: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    table = pq.read_table(work / "run" / "passages.parquet").drop_columns(["metadata"])
-    table = table.append_column("metadata", pa.array(["[]"] * len(table)))
-    pq.write_table(table, run / "passages.parquet")
-    for name in ("tokens.parquet", "units.parquet", "summary.json"):
-        (run / name).write_bytes((work / "run" / name).read_bytes())
-    write_manifest(run, kind=FolderKind("run"), settings={}, counts={})
-    failed(ralm("report", run), 1, "is not a JSON object; score the text again")
 
 
 def test_the_fields_that_are_kept(work: Path, tmp_path: Path) -> None:
@@ -161,16 +141,6 @@ def test_hits_pass_the_filter(index: Path) -> None:
     assert found(index, "--where", "year == 2020", "--retriever", "random") == {"d1", "d4"}
     nothing = ralm("search", index, "hen", "--where", "year == 1999")
     assert "no passage was found" in nothing.err
-
-
-def test_hits_are_read_with_their_neighbours(index: Path) -> None:
-    [hit] = printed("search", index, "bb2", "--expand", 1)["hits"]
-    assert hit["text"] == "fox2 aa2 hen fox2 bb2 hen fox2 cc2 hen"
-    assert (hit["document_id"], hit["passage"]) == ("d2", 9)
-    [hit] = printed("search", index, "aa2", "--expand", 2)["hits"]
-    assert hit["text"].split()[1::3] == ["aa2", "bb2", "cc2"], "nothing of the document before"
-    [hit] = printed("search", index, "dd5", "--expand", "document")["hits"]
-    assert hit["text"].split()[1::3] == ["aa5", "bb5", "cc5", "dd5"]
 
 
 @pytest.mark.parametrize(

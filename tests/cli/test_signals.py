@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -103,6 +102,7 @@ def send(event, arguments):
     if event == {event!r} and str(arguments[0]).endswith({name!r}):
         os.kill(os.getpid(), {int(number)})
 sys.addaudithook(send)
+sys.argv[0] = "/bin/ralm"
 runpy.run_module("ralm", run_name="__main__", alter_sys=True)
 """
 
@@ -114,35 +114,6 @@ def test_an_interrupt_while_the_program_is_imported(tmp_path: Path, module: str,
     process = begun("index", tmp_path / "text.txt", "--out", tmp_path / "index", code=code)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (status, "")
-
-
-AT_IMPORT = """
-import os, sys
-def send(event, arguments):
-    if event == "import" and "ralm" in sys.modules:
-        send.left -= 1
-        if send.left == 0:
-            os.kill(os.getpid(), {number})
-send.left = {count}
-sys.addaudithook(send)
-"""
-"""Code that sends a signal at an import of the program, counted from 1."""
-
-
-@pytest.mark.parametrize(
-    ("number", "moments"), [(signal.SIGINT, 1), campaign(signal.SIGINT, 20), campaign(signal.SIGTERM, 20)]
-)
-def test_a_signal_at_any_import_ends_the_program_without_a_traceback(
-    tmp_path: Path, number: signal.Signals, moments: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the first on, by which `python -m ralm` loads the package."""
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    for count in [1, *random.Random(number).sample(range(2, 500), moments - 1)]:
-        (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.format(number=int(number), count=count))
-        process = begun("recipe", "list")
-        _, err = process.communicate(timeout=60)
-        assert process.returncode in (-number, 128 + number), (count, err)
-        assert err == "", count
 
 
 @pytest.mark.parametrize("name", ["new/bm25/run-0", "new/bm25/vocabulary.npy"])

@@ -105,16 +105,6 @@ def test_added_documents_are_split_as_the_others(tmp_path: Path) -> None:
     assert hit["metadata"] == {"url": "https://host/41", "_origin": f"{new}:2"}
 
 
-def test_records_are_read_with_the_fields_of_the_index(tmp_path: Path) -> None:
-    rows = ({"key": f"k{n}", "name": f"Name {n}", "body": f"word{n}", "url": "u"} for n in (1, 2))
-    old, new = (write_rows(tmp_path / f"{name}.jsonl", [row]) for name, row in zip(("old", "new"), rows, strict=True))
-    fields = ("--fields", "id=key,title=name,text=body,metadata=")
-    done("index", old, "--out", tmp_path / "index", *fields)
-    done("sync", tmp_path / "index", new)
-    hit = printed("search", tmp_path / "index", "word2")["hits"][0]
-    assert (hit["document_id"], hit["title"], hit.get("metadata", {})) == ("k2", "Name 2", {})
-
-
 def test_added_documents_are_decontaminated_as_the_index_was(corpus: Path, tmp_path: Path) -> None:
     index, titles = tmp_path / "index", tmp_path / "titles.txt"
     titles.write_text("The town\n")

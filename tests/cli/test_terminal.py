@@ -160,8 +160,8 @@ def test_long_work_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkey
         for _ in range(4):
             advance(310)
     assert capsys.readouterr().err.splitlines() == [
-        "ralm: Scoring: 620 of 3,100, 20 a second, 0:02:04 left",
-        "ralm: Scoring: 1,240 of 3,100, 20 a second, 0:01:33 left",
+        "ralm: Scoring: 620 of 3,100, 20.0 a second, 0:02:04 left",
+        "ralm: Scoring: 1,240 of 3,100, 20.0 a second, 0:01:33 left",
     ]
 
 

@@ -48,7 +48,7 @@ def test_dense_retrieval_asks_with_more_tokens() -> None:
         ("index=here", r"^the model ralm needs lm=\.\.\.: Causal"),
         (
             "lm=gpt2,documnets=3",
-            r"^the model ralm has no key 'documnets': the nearest is documents; its keys are lm, index, ",
+            r"^the model ralm has no key 'documnets': its keys are lm, index, ",
         ),
         ("lm=gpt2,xyz=3", r"^the model ralm has no key 'xyz': its keys are lm, index, .*lm_args"),
         ("lm=gpt2,device=cpu,lm_args=device=cuda", "^`device` stands in `lm_args`, too: give one of them"),

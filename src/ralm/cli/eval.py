@@ -39,6 +39,7 @@ class EvaluationJob:
     def __post_init__(self) -> None:
         check_options(self)
         self.plan.check_documents(1)
+        self.plan.check_block()
         self.pipeline.check_source(self.retrieved)
         self.pipeline.reading.parts().require_average("a perplexity")
 

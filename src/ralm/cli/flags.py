@@ -67,9 +67,8 @@ def command(function: Callable[..., Output | None]) -> Callable[..., None]:
 
     A parameter declared with an `Option` becomes a flag, and so does each option of a record that is a parameter, or
     that a parameter `Callable[..., Record]` makes: called with values for flags, it takes the others from the user.
-    Error messages that name Python arguments name
-    the flags instead. In a dry run of requests, the command prints nothing and keeps no output. A command that returns
-    an `Output` has --json, and a `TableOutput` --latex too.
+    Error messages that name Python arguments name the flags instead. A command that returns an `Output` has --json, and
+    a `TableOutput` --latex too.
     """
     signature = inspect.signature(function)
     formats = getattr(signature.return_annotation, "formats", ())

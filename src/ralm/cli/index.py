@@ -41,10 +41,7 @@ class CorpusOptions:
         Path | None, Option("Leave out documents with these titles (a file with one per line).")
     ] = None
     decontaminate: Annotated[tuple[Path, ...], Option("Leave out passages that overlap this text; repeatable.")] = ()
-    overlap: Annotated[
-        Decontamination,
-        Option("What counts as overlap."),
-    ]
+    overlap: Annotated[Decontamination, Option("What counts as overlap.")]
 
     def files_record(self, sources: Sequence[str]) -> FilesRecord:
         """Return what an index records of these sources, so that `ralm sync` reads them again."""
@@ -76,7 +73,7 @@ def index_command(
     analyser: Annotated[
         str,
         Option(
-            "BM25: the language of the text, such as german; cjk for Chinese, Japanese, Korean; standard; or lucene.",
+            "BM25: the language of the text, such as german; cjk for Chinese, Japanese, Korean; standard; or lucene."
         ),
     ] = "english",
     formula: Annotated[ralm.BM25Options, Option("The formula of BM25.")],

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from ralm.cli.flags import UserFlags
-from ralm.cli.process import print_note
 from ralm.corpus.files import decode, line_feeds, read_text
 from ralm.errors import InputError, UsageError
 from ralm.grammar import pieces, quoted, read_value
@@ -54,13 +53,9 @@ _HasQueryTokens = TypeVar("_HasQueryTokens", plan.PlanOptions, sampling.Generati
 
 
 def check_reranked_questions(reading: ReadingOptions) -> None:
-    """Raise UsageError if passages of questions cannot be chosen so; print that lexical reranking is for text."""
+    """Raise UsageError if passages of questions cannot be chosen so."""
     if reading.reranker_name == "oracle":
         raise UsageError('`rerank="oracle"` reads the answer: choose another reranker for questions.')
-    if reading.reranker_name == "lexical":
-        print_note(
-            "--rerank lexical is for text; on questions it chose worse passages than BM25's first: read an ensemble"
-        )
 
 
 def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, user_flags: UserFlags) -> _HasQueryTokens:

@@ -52,13 +52,9 @@ class QuestionJob:
             default_text=f"{_SHOTS}; with choices: {_SHOTS_OF_CHOICES}",
         ),
     ] = None
-    answering: Annotated[
-        ralm.AnswerOptions,
-        Option("How an answer is drawn."),
-    ]
+    answering: Annotated[ralm.AnswerOptions, Option("How an answer is drawn.")]
     semantics: Annotated[
-        AnswerSemantics,
-        Option("paper or official: follow the paper's text, or its published code, where they differ."),
+        AnswerSemantics, Option("paper or official: follow the paper's text, or its published code, where they differ.")
     ] = "paper"
     fields: Annotated[
         ralm.QuestionFields,

@@ -36,8 +36,7 @@ class JudgingOptions:
         ),
     ] = None
     qrels: Annotated[
-        Path | None,
-        Option("Relevance judgements of TREC or BEIR.", default_text="of BEIR's folder: qrels/test.tsv"),
+        Path | None, Option("Relevance judgements of TREC or BEIR.", default_text="of BEIR's folder: qrels/test.tsv")
     ] = None
     measures: Annotated[
         str | None,
@@ -47,8 +46,7 @@ class JudgingOptions:
         ),
     ] = None
     against: Annotated[
-        str | None,
-        Option("Compare with this retriever, as for `retriever`, or with this run file of TREC."),
+        str | None, Option("Compare with this retriever, as for `retriever`, or with this run file of TREC.")
     ] = None
     run_out: Annotated[Path | None, Option("Run file of TREC to write.")] = None
     force: options.Force = False

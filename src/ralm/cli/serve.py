@@ -42,8 +42,7 @@ def serve_command(
     retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", without=("forbidden_titles",))],
     reading: Annotated[ReadingOptions, Option("How passages are read.")],
     plan: Annotated[
-        PlanOptions,
-        Option("What is read for a stride.", without=("max_length", "semantics", "windows", "block")),
+        PlanOptions, Option("What is read for a stride.", without=("max_length", "semantics", "windows", "block"))
     ],
     max_length: Annotated[
         int | None,

@@ -102,8 +102,6 @@ class PlanOptions:
             )
         if self.windows == "rolling" and self.semantics != "official":
             raise UsageError('`windows="rolling"` follows REPLUG\'s code: give `semantics="official"` with it.')
-        if self.windows != "blocked" and self.block != 256:
-            raise UsageError('`block` has no effect without `windows="blocked"`.')
         if self.windows == "blocked" and self.block % self.stride:
             raise UsageError(f"`block` must be a multiple of `stride` {self.stride}, not {self.block}.")
         if self.document_tokens > 0:
@@ -118,6 +116,11 @@ class PlanOptions:
     def after_document(self) -> int:
         """How many tokens must fit into the model after a document."""
         return self.advance + (self.query_tokens if self.windows == "rolling" else 0)
+
+    def check_block(self) -> None:
+        """Raise UsageError if there is a block, and no windows that have one."""
+        if self.windows != "blocked" and self.block != PlanOptions().block:
+            raise UsageError('`block` has no effect without `windows="blocked"`.')
 
     def check_documents(self, documents: int) -> None:
         """Raise UsageError if this many documents in one context leave no room for the tokens after them."""

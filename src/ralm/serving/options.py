@@ -1,4 +1,4 @@
-"""What the operator of a server decides, declared once: flags and files of settings are made from it."""
+"""What the operator of a server decides, declared once: flags are made from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
