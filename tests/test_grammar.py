@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import ralm
-from ralm.errors import ModelError, UsageError
+from ralm.errors import UsageError
 from ralm.grammar import keys_of, keys_text, parse_keys
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions
@@ -275,11 +275,6 @@ def test_keys_of_models_that_have_no_effect_are_refused() -> None:
     failed(answer, 2, "--lm-args device=cpu is for models that run here: leave it out for openai:x.")
     answer = run("generate", "x", "--lm", "ralm-tiny", "--lm-args", "timeout=3")
     failed(answer, 2, "--lm-args timeout=3.0 is for models behind an API: leave it out for ralm-tiny.")
-
-
-def test_a_name_that_is_nearly_one_of_ours_is_not_asked_of_the_hub() -> None:
-    with pytest.raises(ModelError, match="there is no model smollm: write smollm2, or OWNER/smollm for"):
-        ralm.load_language_model("smollm")
 
 
 def test_help_lists_every_key() -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import isfinite
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import httpx2
@@ -35,8 +35,6 @@ _LONGEST: Final = 300
 _SECONDS_TO_CONNECT: Final = 10.0
 _SECONDS_OPEN: Final = 60.0
 """Seconds that an idle connection is kept: another one, with new keys, takes several round trips."""
-_SECONDS_FRESH: Final = 5.0
-"""Seconds for which the outcome of a check holds: anybody may ask for one."""
 _SECONDS_TO_CHECK: Final = 5.0
 _MAX_SECONDS_TO_RETRY: Final = 120.0
 """A server that asks for a longer wait is not asked again."""
@@ -228,8 +226,6 @@ class Upstream(Http):
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         super().__init__(endpoint, seconds, {"Accept": "*/*", "Accept-Encoding": "identity"})
-        self._checking = asyncio.Lock()
-        self._checked, self._answers = -inf, False
 
     async def send(self, method: str, path: str, content: bytes) -> "UpstreamAnswer":
         """Return the answer to a request, once its headers are there; close it. ServerError if there is none."""
@@ -245,17 +241,13 @@ class Upstream(Http):
         return UpstreamAnswer(response, self)
 
     async def is_reachable(self) -> bool:
-        """Return whether the server answers, with no error of its own; it is asked for its models every few seconds."""
-        async with self._checking:
-            if time.monotonic() - self._checked >= _SECONDS_FRESH:
-                self._answers = False
-                with suppress(*_BROKEN, TimeoutError):
-                    async with asyncio.timeout(_SECONDS_TO_CHECK):
-                        response = await self.open("GET", "/models")
-                        await response.aclose()
-                    self._answers = response.status_code < 500
-                self._checked = time.monotonic()
-            return self._answers
+        """Return whether the server answers, with no error of its own; it is asked for its models."""
+        with suppress(*_BROKEN, TimeoutError):
+            async with asyncio.timeout(_SECONDS_TO_CHECK):
+                response = await self.open("GET", "/models")
+                await response.aclose()
+            return response.status_code < 500
+        return False
 
     @contextmanager
     def errors(self) -> Iterator[None]:
