@@ -103,6 +103,9 @@ def test_the_demo_answers_as_ask_does(weights: Path) -> None:
     assert visible(f"{QUESTION}\n\n  with:    {' '.join(answer['answer'].split())}{WITHOUT}") in shown
     assert "graphlib.CycleError (passage " in shown
     assert len(shown.splitlines()) <= 45, "it fits on a screen"
+    assert "ralm-tiny on a tenth of the documentation, which it never saw" in shown
+    for said in ("no retrieval", "random passages", "BM25's first", "recommended", "Next:"):
+        assert said in shown
 
 
 @pytest.mark.slow

@@ -12,14 +12,11 @@ from ralm.records import Document
 from tests.cli.program import ralm
 
 
-@pytest.fixture
-def gathered_once(documents: list[Document], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demonstration, "standard_library_documentation", lambda: documents)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("gathered_once")
-def test_bm25_passages_help_and_random_ones_do_not(tmp_path: Path) -> None:
+def test_bm25_passages_help_and_random_ones_do_not(
+    documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demonstration, "standard_library_documentation", lambda: documents)
     answer = ralm("demo", "--folder", tmp_path / "demo", "--limit-tokens", 300, "--json")
     assert answer.status == 0, answer.err
     shown = json.loads(answer.out)
@@ -30,16 +27,6 @@ def test_bm25_passages_help_and_random_ones_do_not(tmp_path: Path) -> None:
     assert perplexity["recommended"] < perplexity["bm25"]
     found = ralm("search", tmp_path / "demo" / "index", "open a file for writing", "-k", 3, "--json")
     assert len(json.loads(found.out)["hits"]) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("gathered_once")
-def test_what_a_person_sees(tmp_path: Path) -> None:
-    answer = ralm("demo", "--folder", tmp_path / "demo", "--limit-tokens", 100)
-    assert answer.status == 0, answer.err
-    for said in ("no retrieval", "random passages", "BM25's first", "recommended", "Next:"):
-        assert said in answer.out
-    assert "ralm-tiny on a tenth of the documentation, which it never saw" in answer.out
 
 
 @pytest.fixture

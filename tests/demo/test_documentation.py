@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from ralm.demo import MIN_WORDS, docstrings_of_package, split_held_out, standard_library_documentation
+from ralm.demo import MIN_WORDS, docstrings_of_package, split_held_out
 from ralm.records import Document
 from tests.demo.conftest import Gathered
 
@@ -24,8 +24,7 @@ def test_the_reference_and_the_docstrings_are_there(documents: list[Document]) -
     assert all(len(document.text.split()) >= MIN_WORDS for document in documents)
 
 
-def test_the_same_every_time_and_in_order(documents: list[Document]) -> None:
-    assert documents == standard_library_documentation()
+def test_documents_are_in_order(documents: list[Document]) -> None:
     assert [document.id for document in documents] == sorted(document.id for document in documents)
 
 

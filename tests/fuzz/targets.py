@@ -35,10 +35,9 @@ from ralm.retrieval.retrieval_file import (
 from ralm.retrieval.update import update_index
 from ralm.runs.resume import unfinished_run, unfinished_store
 from ralm.runs.run import build_report, evaluation_config, open_run, write_run
-from ralm.terminal import Advance
 from ralm.training.gains import signal_statistics
 from ralm.training.signals import open_signals
-from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.fuzz.formats import FILES
 from tests.retrieval.searching import found_by
 from tests.training.made_signals import save_signals
@@ -61,19 +60,8 @@ class Target:
     open: bool = False
 
 
-class HashEncoder:
+class HashEncoder(LetterEncoder):
     """Vectors drawn at random for each text."""
-
-    dimension = 8
-    query_fingerprint = "hash"
-    config: dict[str, JsonValue] = {"name": "hash"}  # noqa: RUF012
-    query_config: dict[str, JsonValue] = {"fingerprint": "hash"}  # noqa: RUF012
-
-    def passage_text(self, passage: Passage) -> str:
-        return passage.contents
-
-    def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
-        return self.encode_queries([passage.contents for passage in passages])
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         digests = [hashlib.sha256(query.encode()).digest()[: self.dimension] for query in queries]
