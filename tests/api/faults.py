@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ralm.records import FloatArray
 from tests.api.backings import Backing
 from tests.api.writing import Reply, Row
@@ -142,26 +144,35 @@ class SameText(Fault):
         return _Changed(backing, named={self.second: self.first})
 
 
+class Warmer(Fault):
+    """Figures that moved, as those of a prompt cache do."""
+
+    def backing(self, backing: Backing) -> Backing:
+        return _Changed(backing, factor=1.01)
+
+
 NO_FAULT = Fault()
 
 
 class _Changed:
-    """A model whose names of tokens were changed."""
+    """A model whose log-probabilities or names of tokens were changed."""
 
     def __init__(
         self,
         backing: Backing,
-        named: dict[int, int],
+        named: dict[int, int] | None = None,
+        factor: float = 1.0,
     ) -> None:
         self._backing = backing
-        self._named = named
+        self._named = named or {}
+        self._factor = factor
         self.tokenizer = backing.tokenizer
         self.max_length = backing.max_length
         self.vocabulary = backing.vocabulary
         self.end_tokens = backing.end_tokens
 
     def log_probs(self, tokens: Sequence[int]) -> FloatArray:
-        return self._backing.log_probs(tokens)
+        return self._backing.log_probs(tokens) * np.float32(self._factor)
 
     def piece(self, token: int) -> bytes:
         return self._backing.piece(self._named.get(token, token))

@@ -15,7 +15,7 @@ from ralm import evaluate_text
 from ralm.errors import ModelError, RalmError, ServerError, UsageError
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.model import ApiModel
-from ralm.lm.api.probe import load_api_model, probe_server
+from ralm.lm.api.probe import cache_difference, load_api_model, probe_server
 from ralm.lm.scoring import Scorer
 from ralm.protocols import UNLIMITED
 from ralm.reading.plan import PlanOptions
@@ -286,6 +286,15 @@ def test_other_weights_that_write_the_same_tokens_are_another_model(dialect: Dia
         other.client.close()
 
 
+@pytest.mark.parametrize("dialect", [VLLM(), ChatsOnly(), TextOnly()], ids=str)
+def test_figures_that_are_asked_for_again(dialect: Dialect) -> None:
+    with served(TABLE, dialect) as (server, model):
+        assert cache_difference(model) == (None if model.tier == "text" else 0)
+        server.faults = lambda sent: faults.Warmer() if server.times_asked[sent.asked] > 1 else None
+        moved = cache_difference(model)
+        assert moved is None if model.tier == "text" else (moved or 0) > 0.01
+
+
 class OtherWeights:
     """A server that has loaded the same weights from somewhere else, with fewer bits."""
 
@@ -370,5 +379,6 @@ def test_the_probe_names_the_flag(tmp_path: Path) -> None:
         asked = ["probe", f"{server.url}#m", "--lm-args", f"tokenizer=ralm-tiny,answers={tmp_path / 'a.sqlite'}"]
         told = done(*asked)
         assert "not reported; write --lm-args context_length=N" in told.out
+        assert "asked again         no figures" in told.out
         assert told.err == ""
         assert "reads at once       99 tokens" in ralm(*asked, "--lm-args", "context_length=100").out

@@ -158,7 +158,10 @@ def probe_command(
 
     model_options.check_effect(lm)
     model = probe_language_model(lm, model_options.api)
-    model.client.close()
+    from ralm.lm.api.probe import cache_difference  # needs the extra, like the line before
+
+    with model.client:
+        difference = cache_difference(model)
     probed, config, scores_prompts = model.capabilities, model.capabilities.config, model.backend.scores_prompts
     length = f"{probed.max_length:,} tokens" if probed.max_length else "not reported; write --lm-args context_length=N"
     capabilities = {
@@ -168,6 +171,7 @@ def probe_command(
         "most likely tokens": config.top_logprobs or "none",
         "BOS": "put before text by the server" if config.begin is not None else "none added",
         "reads at once": length,
+        "asked again": "no figures" if difference is None else f"figures differ by at most {difference:.2g} nats",
     }
 
     def print_capabilities() -> None:
@@ -178,7 +182,7 @@ def probe_command(
             print_line(f"  not {what}: {reason}")
         print_line(f"  {model.client.usage.describe()}")
 
-    result = {"name": model.name, **asdict(probed), "tier": model.backend.tier}
+    result = {"name": model.name, **asdict(probed), "tier": model.backend.tier, "cache_difference": difference}
     return flags.Output(lambda: result, print_capabilities)
 
 

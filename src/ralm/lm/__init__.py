@@ -1,11 +1,12 @@
 """Token ids in, log-probabilities out: frozen causal language models and their tokenizers."""
 
+from difflib import get_close_matches
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from ralm.errors import MissingExtraError
+from ralm.errors import MissingExtraError, ModelError
 
 TINY: Final = "ralm-tiny"
 SMOLLM2: Final = "smollm2"
@@ -24,9 +25,12 @@ def is_local(name: str) -> bool:
 
 
 def model_path(name: str) -> str:
-    """Return where a model of ralm's own is, or else the name itself."""
+    """Return where a model of ralm's own is, or else the name itself; ModelError if it is nearly one of these."""
     if name == SMOLLM2:
         return _smollm2_file()
+    if name != TINY and "/" not in name and not Path(name).exists():
+        for close in get_close_matches(name, (TINY, SMOLLM2), n=1, cutoff=0.85):
+            raise ModelError(f"there is no model {name}: write {close}, or OWNER/{name} for a model of the hub.")
     return str(Path(str(files("ralm.lm"))) / TINY) if name == TINY else name
 
 

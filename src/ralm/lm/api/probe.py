@@ -9,6 +9,7 @@ The result is stored. Later processes only compare the greedy tokens: the same o
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -64,6 +65,31 @@ def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
 def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
     """Load the model behind an API with this name, after a new probe."""
     return _probed(name, options, again=True)
+
+
+def cache_difference(model: ApiModel) -> float | None:
+    """Return how far log-probabilities move, in nats, if a prompt that is new to the server is asked for again."""
+    backend, client = model.backend, model.client
+    if backend.text_only:
+        return None
+    client.identity = ""  # so that the client does not reuse the first answer
+    begin = [] if backend.config.begin is None else [backend.config.begin]
+
+    def new_text() -> IntArray:
+        return np.append(np.array(begin, dtype=np.int64), model.tokenizer.encode(f"{time.time_ns()} {_TEXT}"))
+
+    request = backend.generation(new_text(), 1)
+    [[cold, *_]], [[warm, *_]] = (client.answers([request]) for _ in range(2))
+    both = [
+        (float(before), warm.listed(int(token))) for token, before in zip(cold.tokens_C, cold.log_probs_C, strict=True)
+    ]
+    pairs = [(before, after) for before, after in both if after is not None and np.isfinite(before)]
+    if backend.scores_prompts:
+        text = new_text()
+        request = backend.scoring(text, np.arange(1, len(text)))
+        [scored_cold], [scored_warm] = (client.answers([request]) for _ in range(2))
+        pairs += zip(scored_cold, scored_warm, strict=True)
+    return max((abs(before - after) for before, after in pairs), default=None)
 
 
 def _probed(name: str, options: ApiOptions | None, *, again: bool) -> ApiModel:
