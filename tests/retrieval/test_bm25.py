@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 
 from ralm.errors import CorpusError
 from ralm.records import NO_PASSAGE, Passage
-from ralm.retrieval.analysis import ENGLISH, Analyser, analysis_by_name
-from ralm.retrieval.bm25 import build as bm25_build, kernels, search
+from ralm.retrieval.analysis import ENGLISH, Analyser
+from ralm.retrieval.bm25 import kernels, search
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.build import NOT_KEPT, BM25Builder, merge_arrays
 from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
@@ -141,31 +141,6 @@ def test_passages_without_terms(tmp_path: Path) -> None:
     assert retriever.retrieve(["the", "alpha", ""], 2).of(1) == []
     with pytest.raises(CorpusError, match="no passages"):
         BM25Builder(tmp_path / "empty").finish()
-
-
-@given(
-    batches=st.lists(st.lists(st.text("aB \u3000\x1fé東京.", max_size=12), max_size=4), max_size=4),
-    name=st.sampled_from(["english", "cjk"]),
-    few=st.booleans(),
-)
-def test_term_ids_are_those_of_a_plain_loop(batches: list[list[str]], name: str, few: bool) -> None:
-    """By the first text with the term, then by byte order; also if words are forgotten, or too long to be kept."""
-    analysis = analysis_by_name(name)
-    analyse = Analyser(analysis)
-    expected: dict[str, int] = {}
-    vocabulary: dict[str, int] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bm25_build, "_MAX_WORDS", 3 if few else 1000)
-        patch.setattr(bm25_build, "_LONGEST_WORD", 2 if few else 64)
-        numbers = bm25_build.WordNumbers(vocabulary, analysis)
-        for texts in batches:
-            ids, sizes = numbers.ids_of(texts)
-            for text in texts:
-                for term in sorted({*analyse(text)}):
-                    expected.setdefault(term, len(expected))
-            assert ids.tolist() == [expected[term] for text in texts for term in analyse(text)]
-            assert sizes.tolist() == [len(analyse(text)) for text in texts]
-    assert vocabulary == expected
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 formula.py         idf, impacts and stored lengths; options
 arrays.py          the arrays on disk: names, checks, and the codes of postings
 build.py           texts in, arrays out, in bounded memory; the arrays of an older index and of new passages as one
+words.py           texts in, term ids out
 writing.py         sorted runs of postings, the code table, and the files of the arrays
 
 search.py          queries in, hits out, by the faster of two ways

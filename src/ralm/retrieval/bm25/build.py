@@ -4,14 +4,12 @@ Passages are analysed in batches, and their term ids collect in a buffer. A full
 and at the end the runs are merged (`ralm.retrieval.bm25.writing`). Only the vocabulary, and one byte per passage, grow
 in memory with the corpus. `merge_arrays` joins the kept postings of an older index with those of new passages.
 
-Letters of shapes: W words of some texts, N numbers of words, T texts; P passages, V terms and C rows of the code table
-of a source, M terms of all sources in byte order.
+Letters of shapes: P passages, V terms and C rows of the code table of a source, M terms of all sources in byte order.
 """
 
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,19 +19,13 @@ from ralm.errors import CorpusError
 from ralm.retrieval.analysis import ENGLISH, Analysis
 from ralm.retrieval.bm25 import formula, kernels, writing
 from ralm.retrieval.bm25.arrays import Arrays, PostingCodes, row_of
+from ralm.retrieval.bm25.words import Ids, WordIds
 
 _PASSAGES_A_BATCH: Final = 1024
 _CHARACTERS_A_BATCH: Final = 1 << 20
-_MAX_WORDS: Final = 1 << 19
-"""Words whose term ids are kept; all are forgotten when there are more, or eight times as many ids."""
-_LONGEST_WORD: Final = 64
-"""Longer words are not kept: they rarely repeat, as the runs of languages without spaces."""
 NOT_KEPT: Final = -1
 """In place of the new number of a passage that is not kept."""
 _NO_TERM: Final = -1
-
-Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
-"""The term ids of some texts, one after the other, and how many each text has."""
 
 
 class BM25Builder:
@@ -44,7 +36,7 @@ class BM25Builder:
         self._folder = folder
         self._capacity = (build or formula.BuildOptions()).buffered_terms
         self._vocabulary: dict[str, int] = {}
-        self._words = WordNumbers(self._vocabulary, analysis)
+        self._word_ids = WordIds(self._vocabulary, analysis)
         self._batch: list[str] = []
         self._characters = 0
         self._buffer: list[Ids] = []
@@ -90,7 +82,7 @@ class BM25Builder:
         batch, self._batch, self._characters = self._batch, [], 0
         if not batch:
             return
-        ids, sizes = self._words.ids_of(batch)
+        ids, sizes = self._word_ids.of_texts(batch)
         self._buffer.append((ids, sizes))
         self._buffered += max(len(ids), len(sizes))
         if self._buffered >= self._capacity:
@@ -111,55 +103,6 @@ class BM25Builder:
         postings = writing.sort_by_term(terms, begins, len(self._vocabulary), first)
         self._pairs.add(postings[2] - first, postings[3], formula.length_bytes(lengths))
         self._runs.append(writing.SortedRun(self._folder / f"run-{len(self._runs)}", *postings))
-
-
-class WordNumbers(dict[str, int]):
-    """The numbers of words (runs of characters without white space), whose terms are analysed once.
-
-    New terms enter the vocabulary with the next ids: in the order of the texts in which they occur first, and those of
-    one text in byte order, so the ids follow from the postings alone. Only one thread may use it.
-    """
-
-    def __init__(self, vocabulary: dict[str, int], analysis: Analysis) -> None:
-        self._vocabulary = vocabulary
-        self._terms_of_word = analysis.prepare()
-        self._ids, self._begins = array("i"), array("q", [0])
-        self._new: list[tuple[str, ...]] = []
-
-    def __missing__(self, word: str) -> int:
-        """Number a new word."""
-        number = len(self._begins) - 1 + len(self._new)
-        if len(word) <= _LONGEST_WORD:
-            self[word] = number
-        self._new.append(self._terms_of_word(word))
-        return number
-
-    def ids_of(self, texts: Sequence[str]) -> Ids:
-        """Return the ids of the terms of texts."""
-        if len(self._begins) > _MAX_WORDS or len(self._ids) > 8 * _MAX_WORDS:
-            self.clear()
-            self._ids, self._begins = array("i"), array("q", [0])
-        numbers, ends = array("q"), [0]
-        for text in texts:
-            numbers.extend(map(self.__getitem__, text.split()))
-            ends.append(len(numbers))
-            if self._new:
-                self._learn()
-        number_W, begin_N = np.asarray(numbers), np.asarray(self._begins)
-        size_W = begin_N[number_W + 1] - begin_N[number_W]
-        end_W = np.cumsum(np.concatenate([[0], size_W]))
-        places = np.repeat(begin_N[number_W] - end_W[:-1], size_W) + np.arange(end_W[-1])
-        return np.asarray(self._ids)[places], np.diff(end_W[ends])
-
-    def _learn(self) -> None:
-        """Number the new terms of the words of a text."""
-        vocabulary = self._vocabulary
-        for term in sorted({term for terms in self._new for term in terms if term not in vocabulary}):
-            vocabulary[term] = len(vocabulary)
-        for terms in self._new:
-            self._ids.extend(map(vocabulary.__getitem__, terms))
-            self._begins.append(len(self._ids))
-        self._new = []
 
 
 class _PostingCounts(NamedTuple):
