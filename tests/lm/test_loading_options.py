@@ -124,3 +124,8 @@ def test_arguments_of_the_chat_template(tmp_path: Path) -> None:
     for wrong in ("tokenize=true", "a b=1", "=1"):
         with pytest.raises(UsageError, match="`template_arguments` are NAME=VALUE"):
             ModelOptions(template_arguments=(wrong,))
+
+
+def test_a_mistyped_model_of_ralm_is_not_looked_for_on_the_hub() -> None:
+    with pytest.raises(ModelError, match="there is no model smollm: write smollm2, or OWNER/smollm for"):
+        load_language_model("smollm")

@@ -75,7 +75,6 @@ def test_folders_that_hold_no_model(tmp_path: Path, tiny_folders: dict[str, Path
         file.unlink()
     for name, message in (
         (str(tmp_path / "nowhere"), "there is no folder"),
-        ("smollm", "there is no model smollm: write smollm2, or OWNER/smollm for a model of the hub"),
         (str(tmp_path), r"is not a model folder: it has no config\.json"),
         (str(bare), "b has no weights"),
         (str(bare / "config.json"), "is a file; give the folder"),
