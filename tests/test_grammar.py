@@ -173,6 +173,7 @@ def test_a_request_keeps_the_operators_keys_of_the_same_part(own: Path) -> None:
     for choice, message in (
         ({"rerank": "zero-shot:lm=y"}, "only the operator can choose the key 'lm'"),
         ({"retriever": "dense:query_encoder=/etc"}, "only the operator can choose the key 'query_encoder'"),
+        ({"retriever": "dense:ef_search=9"}, "only the operator can choose the key 'ef_search'"),
         ({"reader": "mine:Mine"}, "is a class, which only the operator can choose"),
         ({"rerank": "predictive"}, "needs a cross-encoder, and this server has none"),
         ({"reader": "concatenation", "mixer": "posterior"}, '`mixer` has no effect without `reader="ensemble"`'),

@@ -25,8 +25,8 @@ class Option:
     `minimum` defaults to 1 for whole numbers and to 0 for others; with `above`, a number must be above it. `flag` is
     the name on the command line if it is another one; "" means no flag. `part` is the kind of the part that a text
     names, or "keys" for a record that is written as `key=value,key=value` (`ralm.grammar`). `private` is a key that
-    requests may not choose: it names a file, a model or an address. `argument` means an argument of a command, which
-    its help calls `metavar`.
+    requests may not choose: it names a file, a model or an address, or decides what a search costs. `argument` means an
+    argument of a command, which its help calls `metavar`.
 
     A record whose options stand beside the others may leave some of them out (`without`).
     """

@@ -1,6 +1,7 @@
 """The server that most tests of serving ask."""
 
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,8 @@ from ralm.serving.local import LocalService
 from tests.chat_models import save_chat_model
 from tests.serving.served import DOCUMENTS, local, save_index, serving, tiny
 from tests.tiny_encoders import save_tiny_bert
+
+signature(httpx.get).parameters["timeout"].default.read = 60  # for all functions of httpx; the 5 seconds are too few
 
 
 @pytest.fixture(scope="session")

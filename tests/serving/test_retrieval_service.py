@@ -5,14 +5,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import httpx
 import pytest
 import requests
 
 from ralm import open_index, open_retriever
+from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.middleware import AuditLog
-from ralm.serving.state import SearchService
+from ralm.serving.state import Indexes, SearchService
 from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, save_index, served, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -49,6 +51,14 @@ def search_url(folders: dict[str, Path]) -> Iterator[str]:
 def any_url(request: pytest.FixtureRequest, url: str, search_url: str) -> str:
     """The addresses of a server with a language model, and of one without."""
     return url if request.param == "with a model" else search_url
+
+
+def test_requests_keep_few_retrievers_open(folders: dict[str, Path]) -> None:
+    indexes = Indexes(folders)
+    retrievers = [
+        ref(indexes.source("few", RetrieverOptions(retriever=f"random:seed={seed}")).retriever) for seed in range(50)
+    ]
+    assert len([*filter(None, (retriever() for retriever in retrievers))]) <= 8
 
 
 def expected(index: Path, query: str, k: int) -> list[tuple[str, float]]:

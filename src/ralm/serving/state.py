@@ -30,6 +30,8 @@ from ralm.storage.manifest import identity
 
 _SAFE: Final = ("bm25", "random")
 """Retrievers that many threads may use at once."""
+_OPEN_RETRIEVERS: Final = 8
+"""Retrievers that stay open: requests may name any number, and each dense one loads an encoder."""
 
 
 class Indexes:
@@ -56,9 +58,10 @@ class Indexes:
         """Return the passages of an index that pass a filter, with a retriever; raises what opening it raises."""
         with self._lock:
             index = self._open[name]
-            if (name, options) not in self._sources:
-                self._sources[name, options] = FromRetriever.of_index(index, options), RLock()
-            source, lock = self._sources[name, options]
+            opened = self._sources.pop((name, options), None) or (FromRetriever.of_index(index, options), RLock())
+            source, lock = self._sources[name, options] = opened  # the last one
+            if len(self._sources) > _OPEN_RETRIEVERS:
+                del self._sources[next(iter(self._sources))]
         retriever = source.retriever if where is None else narrowed(source.retriever, index.columns.mask(where))
         safe = retriever if options.name in _SAFE else cast("Retriever", Locked(retriever, lock))
         return source.with_retriever(safe)

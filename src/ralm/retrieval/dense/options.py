@@ -96,10 +96,12 @@ class VectorOptions:
 class DenseSearchOptions:
     """How thoroughly an approximate index is searched; None for other kinds. Raises UsageError if one is below 1."""
 
-    nprobe: Annotated[int | None, Option("Lists that an IVF index reads for a query.", default_text="16")] = None
-    ef_search: Annotated[int | None, Option("Candidates that an HNSW index keeps for a query.", default_text="128")] = (
-        None
-    )
+    nprobe: Annotated[
+        int | None, Option("Lists that an IVF index reads for a query.", default_text="16", private=True)
+    ] = None
+    ef_search: Annotated[
+        int | None, Option("Candidates that an HNSW index keeps for a query.", default_text="128", private=True)
+    ] = None
 
     def __post_init__(self) -> None:
         check_options(self)
