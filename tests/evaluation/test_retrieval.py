@@ -244,6 +244,7 @@ def test_options_of_judging_that_do_not_go_together(beir: Path, tmp_path: Path) 
     index, qrels = tmp_path / "index", beir / "qrels" / "test.tsv"
     (tmp_path / "other.tsv").write_text("7\tseven\n")
     failed(ralm("search", index, "sea", "--topics", beir), 2, "leave the query and --queries out, or --topics")
+    failed(ralm("search", index, "sea", "--run-out", tmp_path / "run.trec"), 2, "judge topics: give --topics")
     failed(ralm("search", tmp_path / "none", "--topics", beir), 1, "does not exist")
     failed(ralm("search", index, "--topics", tmp_path / "other.tsv", "--qrels", qrels), 2, "no topic of")
     wide = ralm("search", index, "--topics", beir, "--measures", "R@2000")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -13,6 +14,7 @@ from ralm.evaluation.intervals import STRETCH, Units, compare
 from ralm.runs.run import compare_runs
 from tests.cli.program import done, failed, printed, ralm as command
 from tests.fakes import CountingModel, WordTokenizer
+from tests.fuzz.mutations import mend
 
 DOCUMENTS = [f"the dog and the cat number {number} keep the sheep on the hill. " * (4 + number) for number in range(12)]
 PLAN = ralm.PlanOptions(max_length=64, document_tokens=16)
@@ -71,6 +73,13 @@ def test_what_is_no_run(runs: Path, tmp_path: Path, file: str) -> None:
         content = source.read_bytes()
         (damaged / source.name).write_bytes(content[:-9] if source.name == file else content)
     with pytest.raises(DamagedFolderError):
+        compare_runs([damaged])
+    units = pq.read_table(runs / "one" / "units.parquet")
+    unknown = pa.repeat("median", units.num_rows)
+    pq.write_table(units.set_column(1, "statistic", unknown), damaged / "units.parquet")
+    (damaged / "manifest.json").write_bytes((runs / "one" / "manifest.json").read_bytes())
+    mend(damaged)
+    with pytest.raises(DamagedFolderError, match="unknown statistic"):
         compare_runs([damaged])
 
 

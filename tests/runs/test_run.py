@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import JsonValue
@@ -152,7 +153,9 @@ def test_numbers_that_json_has_no_word_for_become_null() -> None:
     assert json.loads(to_json({"a": [math.inf, 1.5], "b": {"c": math.nan}})) == {"a": [None, 1.5], "b": {"c": None}}
 
 
-@pytest.mark.parametrize("what", ["a column", "a passage", "a name", "weights", "no table", "no summary"])
+@pytest.mark.parametrize(
+    "what", ["a column", "a kind", "a gap", "a passage", "a name", "weights", "no table", "no summary"]
+)
 def test_runs_whose_tables_do_not_fit_together(tmp_path: Path, what: str) -> None:
     run = tmp_path / "run"
     written(run)
@@ -161,6 +164,11 @@ def test_runs_whose_tables_do_not_fit_together(tmp_path: Path, what: str) -> Non
     match what:
         case "a column":
             tokens = tokens.drop_columns("posteriors")
+        case "a kind":
+            tokens = tokens.set_column(tokens.schema.get_field_index("passages"), "passages", tokens["passage"])
+        case "a gap":
+            place = tokens.schema.get_field_index("log_prob")
+            tokens = tokens.set_column(place, "log_prob", pa.nulls(tokens.num_rows, pa.float32()))
         case "a passage":
             pq.write_table(passages.slice(1), run / PASSAGES)
         case "weights":

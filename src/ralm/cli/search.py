@@ -92,6 +92,8 @@ def search_command(
             raise UsageError("topics are judged: leave the query and `queries` out, or `topics`.")
         _judge(index, judging, retrieval, k).print(json=json, latex=judging.latex)
         return
+    if judging != JudgingOptions():
+        raise UsageError("`qrels`, `measures`, `against`, `run_out` and `latex` judge topics: give `topics`.")
 
     from ralm.cli.output import print_hits, print_json
     from ralm.reading.provenance import hits_as_json

@@ -14,12 +14,12 @@ manifest.json    the configuration again, the environment, and a checksum of eac
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ from pydantic import JsonValue
 from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.evaluation import report
-from ralm.evaluation.intervals import Column, Comparison, Units, UnitTable
+from ralm.evaluation.intervals import Column, Comparison, Statistic, Units, UnitTable
 from ralm.evaluation.perplexity import Evaluation, ReadingSettings
 from ralm.protocols import LanguageModel
 from ralm.reading import sources
@@ -46,6 +46,16 @@ RUN_TOKENS: Final = "tokens.parquet"
 PASSAGES: Final = "passages.parquet"
 SUMMARY: Final = "summary.json"
 TEXT_BEFORE: Final = b"text_before"
+_TOKEN_COLUMNS: Final = {
+    "text": pa.string(),
+    **dict.fromkeys(("log_prob", "baseline_log_prob"), pa.float32()),
+    "passages": pa.list_(pa.int64()),
+    "posteriors": pa.list_(pa.float32()),
+}
+_PASSAGE_COLUMNS: Final = {
+    "passage": pa.int64(),
+    **dict.fromkeys(("document_id", "title", "text", "metadata"), pa.string()),
+}
 _CONTRIBUTION_COLUMNS: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(), "hurt": pa.int64()}
 UNITS: Final = "units.parquet"
 _UNIT_COLUMNS: Final = {
@@ -98,7 +108,8 @@ def open_run(path: Path | str) -> Run:
     def read() -> Run:
         manifest.read_manifest(path, kind=RUN_KIND)
         with damage_errors(path):
-            tokens, passages = (pq.read_table(path / name) for name in (RUN_TOKENS, PASSAGES))
+            tokens = _read_table(path / RUN_TOKENS, _TOKEN_COLUMNS, nullable=("baseline_log_prob",))
+            passages = _read_table(path / PASSAGES, _PASSAGE_COLUMNS)
             summary = dict(json.loads((path / SUMMARY).read_bytes()))
             text = None if tokens["baseline_log_prob"].null_count else _traced_text(tokens, passages)
         if text is None:
@@ -212,13 +223,20 @@ def _traced_text(tokens: pa.Table, passages: pa.Table) -> TracedText:
 
 def passage_columns(passages: Passages) -> dict[str, pa.Array]:
     """Return the columns of a table of passages, by name."""
+    rows = [
+        (each.number, each.document_id, each.title, each.text, metadata_to_json(each.metadata)) for each in passages
+    ]
+    columns: Any = zip(*rows, strict=True) if rows else [()] * len(_PASSAGE_COLUMNS)
     return {
-        "passage": pa.array([passage.number for passage in passages], pa.int64()),
-        "document_id": pa.array([passage.document_id for passage in passages], pa.string()),
-        "title": pa.array([passage.title for passage in passages], pa.string()),
-        "text": pa.array([passage.text for passage in passages], pa.string()),
-        "metadata": pa.array([metadata_to_json(passage.metadata) for passage in passages], pa.string()),
+        name: pa.array(values, kind) for (name, kind), values in zip(_PASSAGE_COLUMNS.items(), columns, strict=True)
     }
+
+
+def _read_table(path: Path, columns: Mapping[str, pa.DataType], nullable: Container[str] = ()) -> pa.Table:
+    """Read columns of these types, of which only `nullable` ones may lack values; an error if the table has others."""
+    table = pq.read_table(path)
+    kinds = [pa.field(name, kind, nullable=name in nullable) for name, kind in columns.items()]
+    return table.select([*columns]).cast(pa.schema(kinds, table.schema.metadata))
 
 
 @contextmanager
@@ -272,12 +290,14 @@ def read_units(folder: Path) -> UnitTable:
             f"inside it; if it is one of an earlier version, {_COMPARED_REMEDY}."
         )
     with damage_errors(folder, _COMPARED_REMEDY):
-        table = pq.read_table(folder / UNITS)
+        table = _read_table(folder / UNITS, _UNIT_COLUMNS, nullable=("base_sum", "base_count"))
         noun, identity = (table.schema.metadata[key].decode() for key in (_NOUN, _IDENTITY))
         columns = {}
         for name in table["measure"].unique().to_pylist():
             rows = table.filter(pc.equal(table["measure"], name))
             [statistic] = rows["statistic"].unique().to_pylist()
+            if statistic not in get_args(Statistic):
+                raise ValueError(f"{UNITS} has an unknown statistic")
             numbers: list[DoubleArray] = [rows[name].to_numpy() for name in ("sum", "count", "base_sum", "base_count")]
             base = None if rows["base_sum"].null_count else Units(*numbers[2:])
             columns[name] = Column(Units(*numbers[:2]), statistic, base)
