@@ -228,6 +228,16 @@ def test_where_tokens_can_be_asked_for_every_figure_is_exact(kind: str, likelies
         np.testing.assert_allclose(one.posteriors_K, other.posteriors_K, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", EXACT)
+def test_an_average_ends_as_the_model_would_where_one_document_ends_it(kind: str) -> None:
+    backing, prompt = OfBeginnings(98, apart=0.3, ends=True), "The sea is a river and a list is a tuple"
+    with served(backing, EXACT[kind], options={"top_logprobs": 2}) as (_, model):
+        found = written(model, prompt, 2, stride=8, new_tokens=8)
+    assert len(found) == 3
+    assert all(token.certified for token in found)
+    check_tokens(found, written(backing, prompt, 2, stride=8, new_tokens=8))
+
+
 @pytest.mark.parametrize(
     ("prompt", "documents", "options", "error", "said"),
     [

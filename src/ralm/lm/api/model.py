@@ -10,12 +10,12 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.lm.api.answers import END, Prediction, merge_predictions, unexpected
+from ralm.lm.api.answers import END, Prediction, lone_prediction, merge_predictions, unexpected
 from ralm.lm.api.backend import Backend, Capabilities
 from ralm.lm.api.client import Client
 from ralm.lm.api.http import ApiRequest
 from ralm.protocols import UNLIMITED, FullTokenizer, Tier
-from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
+from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead, log_tail_mass
 from ralm.validation import check_scores
 
 _MAX_KNOWN: Final = 4096
@@ -121,11 +121,23 @@ class ApiContinuations:
         if not self._backend.continues_own_text and any(ahead.written for ahead in unknown):
             raise self._not_continued(unknown)
         self._generate([(ahead.texts[0], ahead.max_tokens) for ahead in unknown if len(ahead.texts) == 1])
+        end = self._model.tokenizer.end_token
+        if self._model.tier == "chosen" and end is not None:
+            self._read_ends([text for ahead in several if len(ahead.texts) > 1 for text in ahead.texts], end)
 
     def next_tokens(self, texts: Sequence[IntArray]) -> NextTokens:
         """Return the predictions as `Continuations` does."""
         self._generate([(text, 1) for text in texts])
         return merge_predictions([self._predictions[text.tobytes()] for text in texts])
+
+    def _read_ends(self, texts: Sequence[IntArray], end: int) -> None:
+        """Ask for the log-probability of the end token after texts that the server ends without telling it."""
+        self._generate([(text, 1) for text in texts])
+        ended = {text.tobytes(): text for text in texts if self._predictions[text.tobytes()].token == END}
+        answers = self._client.answers(self._backend.choice(text, [end]) for text in ended.values())
+        for text, [log_prob] in zip(ended, answers, strict=True):  # another end may be likelier: nothing else is known
+            rest = float(log_tail_mass(np.array([[log_prob]], dtype=np.float32))[0])
+            self._predictions[text] = lone_prediction(end, log_prob, rest)
 
     def _not_continued(self, unknown: Sequence[TextsAhead]) -> Exception:
         """Return the error if an answer to a message would have to be continued."""
