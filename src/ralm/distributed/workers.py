@@ -228,7 +228,7 @@ class WorkerPool:
                     yield running.pop(ref)[1].task, answer[2]
             if not running:
                 time.sleep(_PAUSE)
-            if waiting and time.monotonic() - last > _WARNING_SECONDS:
+            if (waiting or loader not in self._facts) and time.monotonic() - last > _WARNING_SECONDS:
                 last = time.monotonic()
                 kind = "GPUs" if self._uses_gpus else "processors"
                 warnings.warn(
