@@ -149,14 +149,20 @@ def check_options(record: Any) -> None:
             declaration.option.check(declaration.name, declaration.kind, getattr(record, declaration.name))
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part that is `named` by its kind and name, whose `config` has all its options too."""
+class Checked:
+    """The base of records whose options are checked on creation; one that checks more calls `check_options` itself."""
 
-    named: ClassVar[tuple[str, str]]
+    __slots__ = ()
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Checked):
+    """A part that is `named` by its kind and name, whose `config` has all its options too."""
+
+    named: ClassVar[tuple[str, str]]
 
     @property
     def config(self) -> dict[str, JsonValue]:

@@ -31,7 +31,7 @@ from ralm.evaluation.intervals import MIN_UNITS, STRETCH, Estimate, Units, estim
 from ralm.evaluation.perplexity import overlap_with
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.options import Option, check_options, seed_option
+from ralm.options import Checked, Option, seed_option
 from ralm.protocols import LanguageModel, Retriever, Tokenizer, WritingModel
 from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.tokens import PassageDocuments
@@ -58,7 +58,7 @@ _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorthOptions:
+class WorthOptions(Checked):
     """What a verdict is measured on. Raises UsageError if a value is out of range."""
 
     most: Annotated[int, Option("Most documents or questions to measure.", minimum=16, flag="units")] = 256
@@ -67,9 +67,6 @@ class WorthOptions:
     document_tokens: Annotated[int, Option("Maximum number of tokens of a passage; longer ones are cut.")] = 256
     budget: Annotated[float, Option("Minutes to measure; then the verdict so far. 0: no limit.")] = 2.0
     seed: Annotated[int, seed_option()] = 0
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from ralm.cli import flags, options
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
-from ralm.options import Option, check_options
+from ralm.options import Checked, Option
 from ralm.settings import LM_ARGS
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _NAMES: Final = options.argument("Recipes, as `ralm recipe list` lists them.", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeOptions:
+class RecipeOptions(Checked):
     """How recipes are run."""
 
     only: Annotated[str | None, Option("Run one model of the recipe alone.", default_text="all models")] = None
@@ -43,9 +43,6 @@ class RecipeOptions:
         ),
     ] = None
     model: Annotated[ModelOptions, LM_ARGS]
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def list_command() -> None:

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from ralm.corpus.files import File, line_feeds
 from ralm.corpus.structure import find_headings
 from ralm.errors import CorpusError
-from ralm.options import Option, check_options
+from ralm.options import Checked, Option
 from ralm.records import ORIGIN, Document, Heading, Metadata
 
 BROKEN_LINES: Final = "broken lines, objects or pages"
@@ -48,7 +48,7 @@ _MAX_VALUES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fields:
+class Fields(Checked):
     """The names of the fields with a document's id, title, text and metadata, of which only the text is required.
 
     A record without an id gets one from its place (`read_documents`). `metadata` None keeps all other fields.
@@ -64,9 +64,6 @@ class Fields:
             default_text="every other field",
         ),
     ] = None
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def needed(self, names: Iterable[str]) -> list[str]:
         """Return the fields, among these, that a document is made of."""

@@ -101,8 +101,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
 
     The query is the question of a task's document, in `question_field` or one of the usual names, else the end of the
     context; for a whole text the queries are those of `evaluate_text`. `plan` is by default the papers' with the
-    model's own length. As many contexts are continued together as
-    the memory of the model holds.
+    model's own length. As many contexts are continued together as the memory of the model holds.
     """
 
     def __init__(

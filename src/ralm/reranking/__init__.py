@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
 from ralm.grammar import Catalogue, OwnPart
-from ralm.options import Option, check_options
+from ralm.options import Checked, Option
 from ralm.protocols import LanguageModel, Reranker
 from ralm.reranking.lexical import Lexical
 from ralm.reranking.oracle import CANDIDATES_KEY, Oracle, RandomChoice
@@ -37,7 +37,7 @@ class ZeroShotOptions(Ranking):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictiveOptions:
+class PredictiveOptions(Checked):
     """Choose the passage that a trained cross-encoder scores highest (In-Context RALM, Eq. 7 and 8)."""
 
     cross_encoder: Annotated[
@@ -47,9 +47,6 @@ class PredictiveOptions:
     tokens: Annotated[
         int | None, Option("Last tokens of the prefix that it reads.", default_text="as in its training")
     ] = None
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def load(self) -> CrossEncoder:
         """Load the cross-encoder; raises what `load_cross_encoder` raises."""

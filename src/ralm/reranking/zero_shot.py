@@ -12,14 +12,14 @@ from typing import Annotated
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.options import Option, check_options
+from ralm.options import Checked, Option
 from ralm.protocols import LanguageModel, Rows
 from ralm.records import FloatArray, Hits, Passages
 from ralm.reranking.oracle import CANDIDATES_KEY, best_hits, contested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
+class Ranking(Checked):
     """How many passages are ranked, by which tokens. Raises UsageError if a value is out of range."""
 
     candidates: Annotated[int, CANDIDATES_KEY] = 16
@@ -35,9 +35,6 @@ class Ranking:
     rank_weight: Annotated[
         float, Option("Subtract this times the logarithm of the retriever's rank, in nats.", minimum=0)
     ] = 0.0
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

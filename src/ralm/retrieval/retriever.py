@@ -15,7 +15,7 @@ from ralm.corpus.words import runs_of_words
 from ralm.errors import UsageError
 from ralm.grammar import Catalogue
 from ralm.lm.api.endpoint import is_api
-from ralm.options import Option, check_options, declared, seed_option
+from ralm.options import Checked, Option, check_options, declared, seed_option
 from ralm.protocols import Retriever
 from ralm.records import BoolArray, Hits, Passage, Passages
 from ralm.retrieval.allowed import Distinct, narrowed, title_mask
@@ -64,13 +64,10 @@ class HybridOptions(DenseOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomOptions:
+class RandomOptions(Checked):
     """Draw passages at random: the control. Raises UsageError if the seed is out of range."""
 
     seed: Annotated[int, seed_option()] = 0
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 RETRIEVERS: Final = Catalogue(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
 from ralm.grammar import keys_of
-from ralm.options import Option, check_options, make_record
+from ralm.options import Checked, Option, make_record
 from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.plan import DENSE_QUERY_TOKENS, PlanOptions
@@ -21,7 +21,7 @@ _OF_REQUESTS: Final = ("index", "query", "gain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Checked):
     """Limits of a request, and of all requests together.
 
     `new_tokens` None: as many as the model reads at once. `cached_tokens` are those that a local model holds, padding
@@ -47,12 +47,9 @@ class Limits:
         ),
     ] = None
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
+class ServeOptions(Checked):
     """Where a server listens, what it calls its model, and the limits of requests."""
 
     host: Annotated[
@@ -78,9 +75,6 @@ class ServeOptions:
             part="keys",
         ),
     ] = field(default_factory=Limits)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 
 from ralm.errors import UsageError, extra
-from ralm.options import Option, check_options
+from ralm.options import Checked, Option, check_options
 from ralm.reading.plan import BosOption, QueryTokens
 from ralm.records import DoubleArray, IntArray
 from ralm.validation import MAX_SEED
@@ -20,17 +20,8 @@ LikelihoodSemantics = Literal["paper", "mean"]
 _PACKAGES: Final = tuple("torch transformers sentence_transformers safetensors faiss accelerate datasets".split())
 
 
-class _Checked:
-    """Options whose values are checked."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOptions(_Checked):
+class TrainingOptions(Checked):
     """How a small model is trained.
 
     The learning rate falls to 0 at the last step. A training repeats bit for bit on a CPU with as many threads. Weights
@@ -58,7 +49,7 @@ class TrainingOptions(_Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RerankerOptions(_Checked):
+class RerankerOptions(Checked):
     """How a reranker reads pairs, and what counts besides its score.
 
     `rank_prior` lowers the score of a candidate by a weight times the logarithm of its rank: training begins from the
@@ -78,7 +69,7 @@ REPLUG: Final = TrainingOptions(steps=25_000, batch=64, learning_rate=2e-5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LSROptions(_Checked):
+class LSROptions(Checked):
     """How encoders that made the vectors of an index are trained by the loss of LSR (REPLUG, section 4).
 
     See `ralm.training.losses.divergence_loss`. Raises UsageError if a value is out of range.
@@ -167,7 +158,7 @@ REPLUG_EXAMPLES: Final = ExampleOptions(examples=800_000, continuation_tokens=12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CandidateOptions(_Checked):
+class CandidateOptions(Checked):
     """Which passages are candidates, and how the language model reads them.
 
     In-Context RALM has 16 candidates per example, REPLUG 20. Passages of the example's own document, and those that

@@ -20,7 +20,7 @@ from typing import Annotated, Final
 from urllib.parse import SplitResult, urlsplit
 
 from ralm.errors import UsageError
-from ralm.options import Option, check_options
+from ralm.options import Checked, Option
 
 URL_KEY: Final = "RALM_API_KEY"
 """The environment variable with the key for a server with a URL as its name."""
@@ -149,7 +149,7 @@ def key_in(variable: str, environment: Mapping[str, str]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOptions:
+class RequestOptions(Checked):
     """How often a server is asked at most, without retries, and where its answers are stored."""
 
     requests_at_once: Annotated[int, Option("API: maximum number of concurrent requests.", maximum=1000)] = 16
@@ -165,9 +165,6 @@ class RequestOptions:
         Path | None,
         Option("API: file that stores the answers, so that none is paid for twice.", default_text="in the cache"),
     ] = None
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.options import Option, check_options
+from ralm.options import Checked, Option
 
 _MAX_K1: Final = 1000.0
 """With a higher k1, one occurrence adds less than the resolution of a fixed-point score."""
@@ -25,7 +25,7 @@ _BYTES_A_TERM: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BM25Options:
+class BM25Options(Checked):
     """The constants of BM25: how slowly repeated terms stop counting (`k1`), and the penalty of long passages (`b`).
 
     The defaults are Anserini's, which the papers use. Raises UsageError if a value is invalid.
@@ -33,9 +33,6 @@ class BM25Options:
 
     k1: Annotated[float, Option("BM25: how slowly repeated terms stop counting.", maximum=_MAX_K1)] = 0.9
     b: Annotated[float, Option("BM25: how strongly long passages are penalised.", maximum=1)] = 0.4
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def idf(document_frequency: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
@@ -74,7 +71,7 @@ def cores() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
+class BuildOptions(Checked):
     """The memory of a build, in `megabytes`: for terms before they are written to disk, and for merging.
 
     The vocabulary needs more on top. Every full buffer becomes a file, so there is a minimum. Raises UsageError if a
@@ -90,9 +87,6 @@ class BuildOptions:
             flag="memory",
         ),
     ] = 256
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def buffered_terms(self) -> int:

@@ -13,7 +13,7 @@ from ralm.errors import FolderError, UsageError, extra
 from ralm.grammar import keys_text
 from ralm.lm.api.endpoint import RequestOptions, is_api
 from ralm.lm.registry import API_PACKAGES
-from ralm.options import Option, check_options
+from ralm.options import Checked, Option
 from ralm.protocols import Encoder
 from ralm.storage import manifest, outputs
 from ralm.validation import MAX_SEED
@@ -42,7 +42,7 @@ EncoderDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderOptions:
+class EncoderOptions(Checked):
     """Which encoder, and how it makes vectors: everything that decides them, so that an index can record it.
 
     `encoder`: a sentence-transformers model, a bare BERT (Contriever), or DPR (Spider); or URL#MODEL of a server with
@@ -71,12 +71,9 @@ class EncoderOptions:
     )
     dtype: Annotated[EncoderDtype, Option("Number format of the weights; auto: as the model was saved.")] = "auto"
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VectorOptions:
+class VectorOptions(Checked):
     """How vectors are stored: `faiss` is a string for its `index_factory`. Raises UsageError if a value is invalid."""
 
     faiss: Annotated[
@@ -88,12 +85,9 @@ class VectorOptions:
     ] = 1 << 18
     seed: Annotated[int, Option("Seed of that draw.", minimum=0, maximum=MAX_SEED, flag="")] = 0
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseSearchOptions:
+class DenseSearchOptions(Checked):
     """How thoroughly an approximate index is searched; None for other kinds. Raises UsageError if one is below 1."""
 
     nprobe: Annotated[
@@ -102,9 +96,6 @@ class DenseSearchOptions:
     ef_search: Annotated[
         int | None, Option("Candidates that an HNSW index keeps for a query.", default_text="128", private=True)
     ] = None
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 _PACKAGES: Final = ("sentence_transformers", "faiss", "torch", "transformers")
