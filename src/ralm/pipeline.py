@@ -1,7 +1,8 @@
 """The pipeline: a language model, a source of passages, and the parts that decide what the model reads.
 
 `open_pipeline` is the only place where parts are put together from their names (`ralm.grammar`): commands, the server,
-the harness, recipes and the demo call it. `ralm eval` then calls `ralm.runs.resume`. `open` takes settings by name:
+the harness, recipes and the demo call it. From `ralm eval` to a log-probability: `cli.eval`, here, `runs.resume` (with
+`--out`), `evaluation.perplexity.evaluate_text`, `reading.score`, `lm.scoring`, `lm.local.engine`. `open` takes names:
 
     pipe = ralm.open("my-index", lm="smollm2", reader="ensemble:documents=4", mixer="posterior")
     pipe.score(text)

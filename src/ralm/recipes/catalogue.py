@@ -1,4 +1,7 @@
-"""All recipes by name, made of data, whose keys readings.toml describes; and the folder of their results.
+"""All recipes by name, made of data, and the folder of their results.
+
+The tables and figures of the papers are in in_context_ralm.toml and replug.toml, ours in analysis.toml; readings.toml
+describes their keys. A folder of results has:
 
     inputs/          data sets of the hub that had to be written to files
     stand-ins/       stand-ins for data and models

@@ -1,4 +1,4 @@
-"""The layout of an index on disk, as its manifest describes it.
+"""The layout of an index on disk, as its manifest describes it; the modules in brackets say which bytes a file holds.
 
 manifest.json     format, settings, counts, sizes and checksums (`ralm.storage.manifest`)
 passages.arrow    the passages; a passage's number is its row, here and in all other files (`ralm.corpus.store`)

@@ -27,15 +27,13 @@ from ralm.lm.api.client import Client, answer_key
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
 from ralm.lm.api.http import ApiRequest, JsonObject
 from ralm.lm.api.model import ApiModel
-from ralm.lm.api.servers import NEWER_CHATS, OPENAI_BACKENDS, LlamaCppCompletion, VllmCompletions
+from ralm.lm.api.servers import NATIVE_BACKENDS, NEWER_CHATS, OPENAI_BACKENDS
 from ralm.records import IntArray
 
 _LOG: Final = logging.getLogger(__name__)
-_NATIVE: Final[dict[str, type[Backend]]] = {"vllm": VllmCompletions, "llamacpp": LlamaCppCompletion}
-"""The backends of servers, by the owner of their models."""
 BACKENDS: Final[dict[str, type[Backend]]] = {
     backend.name: backend
-    for backend in (*(backend for backend, _ in OPENAI_BACKENDS), *NEWER_CHATS.values(), *_NATIVE.values())
+    for backend in (*(backend for backend, _ in OPENAI_BACKENDS), *NEWER_CHATS.values(), *NATIVE_BACKENDS.values())
 }
 _OLLAMA: Final = "library"
 """The owner of the models of Ollama, which reads a template around a text and cuts long ones silently."""
@@ -107,7 +105,7 @@ def detect_server(client: Client) -> ServerInfo:
     models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
     entry = next((model for model in models if model.get("id") == client.endpoint.model), {})
     owner = str((entry or (models[0] if models else {})).get("owned_by", ""))
-    if owner in _NATIVE and not entry:
+    if owner in NATIVE_BACKENDS and not entry:
         names = ", ".join(str(model.get("id")) for model in models)
         raise ServerError(f"{client.endpoint.url} has no model {client.endpoint.model}; it has {names}.", 404)
     return ServerInfo(owner, entry)
@@ -190,7 +188,7 @@ class _Probe:
 
     def _configs(self, ruled_out: Sequence[tuple[str, ServerError]]) -> Iterator[BackendConfig]:
         """Yield the backends to try, the best first; newer chats if the error of a chat asks for them."""
-        native = [(_NATIVE[self._server.owner], True)] if self._server.owner in _NATIVE else []
+        native = [(NATIVE_BACKENDS[self._server.owner], True)] if self._server.owner in NATIVE_BACKENDS else []
         for backend, as_ids in (*native, *OPENAI_BACKENDS):
             yield BackendConfig(backend=backend.name, as_ids=as_ids)
             newer = NEWER_CHATS.get(backend)

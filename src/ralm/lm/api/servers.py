@@ -2,6 +2,9 @@
 
 Servers differ in what they return: `echo` gives the log-probabilities of the prompt (Together, Fireworks), vLLM names
 tokens by id and scores chosen ones, and a chat takes the prompt as a message, which the server puts into its template.
+
+A new API is a subclass of `Backend` here, and a line in `NATIVE_BACKENDS` if its server tells its kind, else in
+`OPENAI_BACKENDS`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -293,6 +296,8 @@ def _native_request(text: IntArray, max_tokens: int, **more: JsonValue) -> ApiRe
     return ApiRequest("//completion", body, len(text), max_tokens)
 
 
+NATIVE_BACKENDS: Final[Mapping[str, type[Backend]]] = {"vllm": VllmCompletions, "llamacpp": LlamaCppCompletion}
+"""The backends to try first, by the owner that a server names for its models."""
 OPENAI_BACKENDS: Final[Sequence[tuple[type[Backend], bool]]] = (
     (_EchoCompletions, True),
     (_EchoCompletions, False),
