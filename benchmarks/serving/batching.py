@@ -4,21 +4,18 @@
 
 Each client sends a completion of 64 new tokens for its own prompt of 64; the ratio is that of tokens a second. Passages
 are those of the demonstration, found every `stride` tokens; 64 means once. `gpt2` has GPT-2 124M's shape and random
-weights. "searching, %" is the part of the time of requests one after another that they wait for searches. The last
-columns: short requests (16 new tokens) come one after another while the other clients send prompts of 600 tokens; the
-milliseconds to their first token, the median and the 99th percentile, and the median alone.
+weights. The last columns: short requests (16 new tokens) come one after another while the other clients send prompts of
+600 tokens; the milliseconds to their first token, the median and the 99th percentile, and the median alone.
 """
 
 import argparse
 import asyncio
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-import httpx
 import numpy as np
 from openai import AsyncOpenAI
 
@@ -26,7 +23,6 @@ from benchmarks.measuring import Server, print_table, random_model, serve, serve
 from benchmarks.serving.demonstration import Demonstration, demonstration
 
 NEW_TOKENS, SHORT_NEW, LONG_TOKENS = 64, 16, 600
-_SECONDS = re.compile(r"^ralm_search_seconds (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -87,21 +83,13 @@ class Load:
         await asyncio.gather(*tasks, return_exceptions=True)
         return milliseconds
 
-    async def searching(self) -> float:
-        """Return the seconds that requests have waited for searches."""
-        async with httpx.AsyncClient() as client:
-            figures = await client.get(str(self.client.base_url.join("/metrics")))
-        return sum(map(float, _SECONDS.findall(figures.text)))
-
 
 async def measure(load: Load, material: Demonstration, args: argparse.Namespace) -> dict[str, object]:
     """Return the figures of a row."""
     prompts = material.prompts(args.requests, 64)
     alone = prompts[:: max(1, args.requests // args.alone)]
     await load.rate(prompts[:2], 2)
-    searched, begin = await load.searching(), time.perf_counter()
     slow = await load.rate(alone, 1)
-    searching = (await load.searching() - searched) / (time.perf_counter() - begin)
     fast = await load.rate(prompts, args.clients)
     short, long = material.prompts(args.short, 32), material.prompts(args.clients, LONG_TOKENS)
     quiet = [await load.first_token(prompt) for prompt in short[:8]]
@@ -110,7 +98,6 @@ async def measure(load: Load, material: Demonstration, args: argparse.Namespace)
         "tokens/s one by one": slow,
         f"tokens/s {args.clients} at once": fast,
         "ratio": fast / slow,
-        "searching, %": 100 * searching,
         "first token p50, ms": float(np.median(busy)),
         "p99": float(np.percentile(busy, 99)),
         "alone": float(np.median(quiet)),

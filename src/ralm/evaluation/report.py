@@ -1,8 +1,7 @@
 """The report of the gain from retrieval for the text of a run or a generated text, as data and as an HTML page.
 
-A page is a template with the data, and with the style and functions that all pages share (page.css and page.js beside
-this file) or that pages with sources of tokens share (tokens.css and tokens.js). It loads nothing, and text in it is
-never markup.
+A page is a template with the data, with the style and functions that all pages share (page.css and page.js beside this
+file), and with files that stand beside the template. It loads nothing, and text in it is never markup.
 """
 
 import html
@@ -162,8 +161,6 @@ def render_page(package: str, template: str, title: str, data: JsonValue) -> str
         "{{title}}": html.escape(one_line(title)),
         "{{style}}": _text("ralm.evaluation", "page.css"),
         "{{script}}": _text("ralm.evaluation", "page.js"),
-        "{{tokens.css}}": _text("ralm.evaluation", "tokens.css"),
-        "{{tokens.js}}": _text("ralm.evaluation", "tokens.js"),
         "{{data}}": to_json(data).replace("<", "\\u003c"),
     }
 

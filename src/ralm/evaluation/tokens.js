@@ -1,57 +1,33 @@
 const FULL = 3;                                 // nats at which a token is shaded most
 
-const commas = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
-const count = n => commas.format(n);
-const signed = (x, digits) => (x < 0 ? "−" : "+") +
-  Math.abs(x).toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
-const nats = x => signed(x, Math.abs(x) < 100 ? 2 : 0);
 const tone = x => x > 0 ? "up" : x < 0 ? "down" : "soft";
 const percent = p => p >= .1 ? (100 * p).toFixed(0) + "%" : p >= .001 ? (100 * p).toFixed(1) + "%" : p > 0 ? "<0.1%" : "0%";
-const nameOf = passage => passage.title || passage.document_id;
-const ORIGIN = "_origin";                       // the path and line of a record whose id does not say them
-const placeOf = ({document_id, metadata = {}}) => [document_id, ...(metadata[ORIGIN] ? [metadata[ORIGIN]] : []),
-  ...(Number.isInteger(metadata.page) ? [`page ${metadata.page}`] : [])].join(", ");
-const isKnown = x => x !== null && x !== undefined;
+const isKnown = x => x !== null;
 const side = gain => !isKnown(gain) ? "" : gain >= 0 ? "h" : "d";
 
 function bar(share, kind) {
   return make("span", {class: "bar"}, make("i", {class: kind, style: `width:${(100 * share).toFixed(1)}%`}));
 }
 
-// A text in `text`, token by token, with the sources of the token that is pointed at or has the focus in `card`, which
-// several texts may share: `card.shows` is the text whose token is there, `card.keeps` the one to which it goes back.
+// A text in `text`, token by token, with the sources of the token that is pointed at or has the focus in `card`.
 // A token has `text`, `log_prob`, `baseline_log_prob`, `gain`, and its `passages`, numbers in the map `passages`, with
-// their `posteriors`. What is not known yet is null. The element of a token is called `name` and its place.
+// their `posteriors`. What is not known is null. The element of a token is called t and its place.
 class TracedText {
-  constructor(text, card, passages, name = "t") {
-    Object.assign(this, {text, card, passages, name});
-    this.begin("");
+  constructor(text, card, passages, before) {
+    Object.assign(this, {text, card, passages, tokens: [], spans: [], kept: -1, shown: -1, traced: null, line: null});
     const at = (name, act) => text.addEventListener(name, event => {
       if (event.target.place !== undefined) act(event.target.place);
     });
     at("pointerover", place => this.show(place));
     at("click", place => this.keep(place, true));
     at("focusin", place => this.keep(place, false));
-    text.addEventListener("pointerleave", () => card.keeps?.show(card.keeps.kept));
+    text.addEventListener("pointerleave", () => this.isOpen && this.show(this.kept));
     text.addEventListener("keydown", event => {
       const last = this.tokens.length - 1;
       const to = {ArrowRight: this.kept + 1, ArrowLeft: this.kept - 1, Home: 0, End: last}[event.key];
       if (to !== undefined) { event.preventDefault(); this.keep(to, true); }
     });
-  }
-
-  begin(before) {                               // forget the tokens, and show what stands before new ones
-    this.tokens = [];
-    this.spans = [];
-    this.kept = this.shown = -1;
-    this.traced = this.line = null;
-    this.text.classList.remove("traced");
-    this.text.replaceChildren();
-    this.card.replaceChildren();
-    this.card.shows = this.card.keeps = null;
-    const span = make("span", {class: "before"});
-    span.textContent = before;
-    this._put(span);
+    this._put(make("span", {class: "before"}, before));
   }
 
   _put(node) {                                  // each line of the text is a block of its own, laid out when it becomes visible
@@ -73,35 +49,16 @@ class TracedText {
     const rest = token.text.slice(space.length);
     const breaks = !rest.trim() && rest.includes("\n");  // the indentation after a line break belongs to the next line
     const place = this.tokens.length;
-    const span = make("span", {class: "t", id: this.name + place, tabindex: place ? "-1" : "0"}, breaks ? "" : rest.replace(/\n/g, ""));
+    const shade = isKnown(token.gain)
+      ? {class: "t " + side(token.gain), style: `--g: ${Math.min(1, Math.abs(token.gain) / FULL).toFixed(2)}`} : {class: "t"};
+    const span = make("span", {...shade, id: "t" + place, tabindex: place ? "-1" : "0"}, breaks ? "" : rest.replace(/\n/g, ""));
     span.place = place;
     this.tokens.push(token);
     this.spans.push(span);
-    this._shade(place);
     if (breaks) span.classList.add("nl");
     this._put(span);
     this._lines(rest.replace(/[^\n]/g, ""));
     if (breaks) this._lines(rest.slice(rest.lastIndexOf("\n") + 1));
-  }
-
-  extend(text) {                                // more text of the last token
-    if (!this.tokens.length) { this._lines(text); return; }
-    this.tokens.at(-1).text += text;
-    this._lines(text);
-  }
-
-  _shade(place) {
-    const gain = this.tokens[place].gain;
-    if (!isKnown(gain)) return;
-    this.spans[place].className = this.spans[place].className.replace(/^t( [hd])?/, "t " + side(gain));
-    this.spans[place].style.setProperty("--g", Math.min(1, Math.abs(gain) / FULL).toFixed(2));
-  }
-
-  redraw() {                                    // after the gains of tokens have become known
-    this.spans.forEach((_, place) => this._shade(place));
-    const shown = this.shown;
-    this.shown = -1;
-    this.show(shown);
   }
 
   best(among) {                                 // the token that passages helped most
@@ -113,7 +70,7 @@ class TracedText {
     if (!this.tokens[place]) return;
     this.spans[Math.max(this.kept, 0)].tabIndex = -1;
     this.kept = place;
-    this.card.keeps = this;
+    this.isOpen = true;
     this.spans[place].tabIndex = 0;
     if (focus) this.spans[place].focus();
     this.show(place);
@@ -121,8 +78,7 @@ class TracedText {
 
   show(place) {
     if (place === this.shown || !this.tokens[place]) return;
-    this.card.shows?.unmark();
-    this.card.shows = this;
+    this.unmark();
     this.shown = place;
     this.spans[place].classList.add("on");
     const token = this.tokens[place], kind = side(token.gain);
@@ -154,7 +110,7 @@ class TracedText {
     this.spans[this.shown].focus({preventScroll: true});   // which the button had
     this.unmark();
     this.card.replaceChildren();
-    this.card.shows = this.card.keeps = null;
+    this.isOpen = false;
   }
 
   traceButton(passage, ...children) {

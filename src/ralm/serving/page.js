@@ -18,7 +18,8 @@ async function learn() {
   catch (error) { $("told").textContent = error.message; return; }
   $("told").textContent = served.can.chat ? "" : "this model has no chat template: start the server with another --prompt";
   $("title").textContent = document.title = [served.corpus, served.model].filter(Boolean).join(" · ");
-  $("settings").replaceChildren(...Object.entries(served.defaults).map(([name, value]) =>
+  const {stride, ...shown} = served.defaults;   // a chat retrieves once
+  $("settings").replaceChildren(...Object.entries(shown).map(([name, value]) =>
     make("div", {}, make("dt", {}, name), make("dd", {}, String(value ?? "none")))));
   $("tell").disabled = !served.can.chat;
   $("reads").parentElement.hidden = !canCompare();
@@ -189,7 +190,7 @@ function take(answer, event, turn) {            // a piece of an answer; the las
   for (const passage of event.ralm?.passages ?? []) answer.passages[passage.passage] = passage;
   if (!told) return;
   const urls = new Map((event.search_results ?? []).map(one => [one.passage, one.url]));
-  Object.assign(answer, {retriever: event.ralm.retriever, query: event.ralm.query ?? turn.asked});
+  Object.assign(answer, {retriever: event.ralm.retriever, query: turn.asked});
   answer.sources = told.sources.map((source, place) => ({...source, rank: place + 1, label: source.number ?? place + 1,
     passage: answer.passages[source.passage], url: urls.get(source.passage)}));
 }
