@@ -88,8 +88,8 @@ def test_every_document_is_there_or_named(folder: Path, tmp_path: Path) -> None:
     assert check_index(tmp_path / "index") == []
     for line in (
         rf"left out: files that cannot be read: 2, such as {folder}/broken.pdf is not a PDF file, or damaged: .*; "
-        rf"{folder}/broken.txt is not UTF-8: byte 3 is 0xe9",
-        rf"left out: files of an unknown kind: 1 \(.xyz 1\), such as {folder}/unknown.xyz\n",
+        rf"{folder}/broken.txt is not UTF-8: byte 3 is 0xe9, so name its encoding, such as --encoding cp1252\n",
+        rf"left out: files of an unknown kind: 1 \(.xyz 1\), such as {folder}/unknown.xyz; --read-as .xyz=.txt reads",
         rf"left out: empty files: 1, such as {folder}/empty.txt\n",
         rf"left out: links that lead to nothing new: 1, such as {folder}/loop.txt \(a link to itself\)\n",
         r"left out: fields of metadata that JSON cannot hold: 1, such as picture \(bytes\)\n",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from ralm.corpus.documents import BROKEN_LINES, EMPTY_FILES, HIDDEN, LINKS, NO_TEXT, UNKNOWN
+from ralm.corpus.documents import BROKEN_LINES, EMPTY_FILES, HIDDEN, LINKS, NO_TEXT, UNKNOWN, UNMATCHED
 from ralm.corpus.folder import FileSelection
 from ralm.corpus.sources import Fields, Skipped, read_documents
 from ralm.errors import CorpusError, MissingExtraError, UsageError
@@ -231,6 +231,20 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_patterns(folder: Path, selection: FileSelection, expected: list[str]) -> None:
     assert [one.id for one in read_documents(str(folder), skipped=Skipped(), selection=selection)] == expected
+
+
+def test_a_link_to_a_file_that_is_not_chosen_is_followed(folder: Path) -> None:
+    (folder / "docs" / "linked.md").symlink_to("../a.txt")
+    (folder / "docs" / "notes.txt").symlink_to("../notes.log")
+    selection = FileSelection(include=("docs/",), exclude=("build/",))
+    documents = read_documents(str(folder), skipped=Skipped(), selection=selection)
+    assert [document.id for document in documents] == ["docs/b.md", "docs/linked.md", "docs/notes.txt"]
+
+
+def test_patterns_for_which_no_file_is_read_are_named(folder: Path) -> None:
+    skipped, selection = Skipped(), FileSelection(include=("*.md", "*.log", "!b.md", "nothing/"))
+    assert len([*read_documents(str(folder), skipped=skipped, selection=selection)]) == 1
+    assert skipped.examples[UNMATCHED] == [f"*.log in {folder}", f"nothing/ in {folder}"]
 
 
 def test_bad_selections() -> None:

@@ -106,6 +106,26 @@ def test_a_spreadsheet(tmp_path: Path) -> None:
     ]
 
 
+def test_a_spreadsheet_that_says_it_is_larger_than_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet["A1"], sheet["XFD300000"] = "whale", "far"
+    path = tmp_path / "x.xlsx"
+    path.write_bytes(saved(book))
+    assert only(path).text == "# Sheet\nwhale\n" + "\t" * 16383 + "far"
+    rows = '<row r="1"><c r="A1"><v>7</v></c></row><row r="999999999999"><c r="A999999999999"><v>8</v></c></row>'
+    head = '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>'
+    content = f"{head}{rows}</sheetData></worksheet>".encode()
+    path.write_bytes(repacked(saved(book), {"xl/worksheets/sheet1.xml": content}))
+    assert only(path).text == "# Sheet\n7"
+    for row in range(1, 100):
+        sheet.cell(row, 16384, "far")
+    path.write_bytes(saved(book))
+    monkeypatch.setattr(office, "_MAX_UNPACKED", 1 << 20)
+    with pytest.raises(CorpusError, match="x.xlsx has sheets of more than 1 MiB; split it"):
+        only(path)
+
+
 def test_slides(tmp_path: Path) -> None:
     show = pptx.Presentation()
     first = show.slides.add_slide(show.slide_layouts[1])

@@ -46,6 +46,7 @@ def test_equal_filters_have_one_normal_form(text: str, normal: str) -> None:
         ("lang = 'en'", r"\(invalid syntax.*\): lang \[HERE\]= 'en'; write it as `year >= 2020"),
         ("exists year", r"\(invalid syntax\): exists \[HERE\]year"),
         ("lang == en", r'at `en`: one side of a comparison is a key, and a text stands in quotes: "en"'),
+        ("open == true", "at `true`: write True"),
         ("1 == 2", "at `2`: one side of a comparison is a key"),
         ("lang in ('en')", "at `'en'`: the values after `in` stand in parentheses, each with a comma"),
         ("(a == 1", r"'\(' was never closed"),

@@ -245,7 +245,7 @@ def _csv_records(path: Path) -> Iterator[_Record]:
 
 
 def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
-    reader = csv.reader(io.StringIO(files.whole_text(path), newline=""), delimiter=delimiter)
+    reader = csv.reader(io.StringIO(files.whole_text(path, InputError), newline=""), delimiter=delimiter)
     while True:
         where = f"{path}, line {reader.line_num + 1}"
         try:

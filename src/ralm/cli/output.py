@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ralm.cli.process import print_note
+from ralm.cli.process import print_note, with_flags
 from ralm.protocols import Tokenizer
 from ralm.reading.pieces import GeneratedText, passage_shares, spans
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
@@ -121,8 +121,7 @@ def print_index(out: Path, manifest: Manifest, removals: "Removals", skipped: "S
     for reason in (BY_TITLE, BY_OVERLAP):
         if removed := removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
-    for line in skipped.lines():
-        print_line(f"left out: {one_line(line)}")
+    _print_skipped(skipped)
 
 
 def print_sync(index: Path, before: "Index", changes: "Changes", manifest: Manifest, *, examples: int) -> None:
@@ -138,8 +137,13 @@ def print_sync(index: Path, before: "Index", changes: "Changes", manifest: Manif
             print_line(f"  {kind}: {len(ids) - examples:,} more")
     counts = manifest.counts
     print_line(f"{index}: {counts['passages']:,} passages of {counts['documents']:,} documents")
-    for line in changes.skipped.lines():
-        print_line(f"left out: {one_line(line)}")
+    _print_skipped(changes.skipped)
+
+
+def _print_skipped(skipped: "Skipped") -> None:
+    for line in skipped.lines():
+        shown = with_flags(line, {"encoding": "--encoding", "read_as": "--read-as"})
+        print_line(f"left out: {one_line(shown)}")
 
 
 def print_encoded(index: Path, manifest: Manifest, name: str) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.files import File, line_feeds
+from ralm.corpus.files import OR_CONVERT, File, line_feeds
 from ralm.corpus.structure import find_headings
 from ralm.errors import CorpusError
 from ralm.options import Checked, Option
@@ -27,6 +27,7 @@ NO_TEXT_PAGES: Final = "pages without text"
 UNKNOWN: Final = "files of an unknown kind"
 LINKS: Final = "links that lead to nothing new"
 NOT_CHOSEN: Final = "files that the patterns leave out"
+UNMATCHED: Final = "patterns for which no file is read"
 HIDDEN: Final = "hidden files and folders"
 NOT_JSON: Final = "fields of metadata that JSON cannot hold"
 _EXAMPLES_KEPT: Final = 5
@@ -117,9 +118,10 @@ class Skipped:
         """Return a line for each reason, with the count and the first examples, to be shown to a user."""
         kinds = [f"{suffix or 'without suffix'} {count:,}" for suffix, count in self.kinds.most_common(_SHOWN)]
         of_kinds = f" ({', '.join(kinds)}{', ...' if len(self.kinds) > _SHOWN else ''})"
+        remedy = f'; `read_as="{max(self.kinds, key=self.kinds.__getitem__, default="")}=.txt"` reads them as text'
         return [
             f"{reason}: {count:,}{of_kinds if reason == UNKNOWN else ''}, "
-            f"such as {'; '.join(self.examples[reason][:_SHOWN])}"
+            f"such as {'; '.join(self.examples[reason][:_SHOWN])}{remedy if reason == UNKNOWN else ''}"
             for reason, count in self.counts.items()
         ]
 
@@ -237,7 +239,10 @@ def some_names(names: Sequence[str]) -> str:
 
 def without_advice(error: CorpusError) -> str:
     """Return the message of an error as an item of a list: without a full stop and without advice."""
-    return str(error).removesuffix(SKIP_ADVICE).removesuffix(_NAME_ADVICE).removesuffix(".")
+    message = str(error)
+    for advice in (SKIP_ADVICE, _NAME_ADVICE, OR_CONVERT, "."):
+        message = message.removesuffix(advice)
+    return message
 
 
 def _name(record: Mapping[str, object], field_name: str, where: str) -> str | None:

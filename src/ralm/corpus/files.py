@@ -35,6 +35,9 @@ _SEVEN_BITS: Final = ("iso2022", "hz", "utf-7")
 
 GZIP: Final = ".gz"
 _MAX_DOCUMENT: Final = 1 << 28  # bytes of a file that is one document, unpacked
+MAX_JSON: Final = 1 << 30
+"""Bytes of a file of JSON, unpacked, whose objects may be many documents."""
+OR_CONVERT: Final = ", or convert it with iconv -f ENCODING -t utf-8."
 _MAX_LINE: Final = 1 << 25
 _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 
@@ -70,18 +73,20 @@ def unpacked(path: FilePath, error: type[InputError] = CorpusError) -> Iterator[
             raise error(f"{path} is damaged and cannot be unpacked completely: {cause}") from None
 
 
-def content_of(path: FilePath, error: type[InputError] = CorpusError) -> bytes:
-    """Return the bytes of a file, gzip unpacked; `error` if it is empty, unreadable or too large."""
+def content_of(path: FilePath, error: type[InputError] = CorpusError, most: int = _MAX_DOCUMENT) -> bytes:
+    """Return the bytes of a file, gzip unpacked; `error` if it is empty, unreadable or has more than `most` bytes."""
     with unpacked(path, error) as stream:
-        content = stream.read(_MAX_DOCUMENT + 1)
-    if len(content) > _MAX_DOCUMENT:
-        raise error(f"{path} has more than {_MAX_DOCUMENT >> 20:,} MiB; split it.")
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise error(f"{path} has more than {most >> 20:,} MiB; split it.")
     return content
 
 
-def whole_text(path: FilePath, error: type[InputError] = CorpusError, encoding: str | None = None) -> str:
-    """Return the text of a file, gzip unpacked, with line feeds; `error` if it is empty, unreadable or too large."""
-    return line_feeds(decode(content_of(path, error), str(path), error, encoding=encoding))
+def whole_text(
+    path: FilePath, error: type[InputError] = CorpusError, encoding: str | None = None, most: int = _MAX_DOCUMENT
+) -> str:
+    """Return the text of a file with line feeds; raises what `content_of` does, and `error` for an unknown encoding."""
+    return line_feeds(decode(content_of(path, error, most), str(path), error, encoding=encoding))
 
 
 def read_text(path: Path) -> str:
@@ -118,7 +123,7 @@ def utf8_line(line: str, where: str, error: type[InputError] = CorpusError) -> s
         line.encode()
     except UnicodeEncodeError as bad:
         raise error(
-            f"{where} is not UTF-8: it has the byte 0x{ord(line[bad.start]) & 0xFF:02x}.{_advice(error)}"
+            f"{where} is not UTF-8: it has the byte 0x{ord(line[bad.start]) & 0xFF:02x}{_advice(error)}"
         ) from None
     return line
 
@@ -135,12 +140,13 @@ def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *,
         return content.decode(other or "utf-8").removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as bad:
         byte = f"byte {bad.start:,} is 0x{content[bad.start]:02x}"
-    raise error(f"{where} is not {other or 'UTF-8'}: {byte}.{'' if other else _advice(error)}")
+    raise error(f"{where} is not {other or 'UTF-8'}: {byte}{'.' if other else _advice(error)}")
 
 
 def _advice(error: type[InputError]) -> str:
-    name = " Name its `encoding`, or convert" if error is CorpusError else " Convert"
-    return f"{name} it with iconv -f ENCODING -t utf-8."
+    if error is CorpusError:
+        return f', so name its encoding, such as `encoding="cp1252"`{OR_CONVERT}'
+    return ", so convert it with iconv -f ENCODING -t utf-8."
 
 
 def check_encoding(name: str) -> None:

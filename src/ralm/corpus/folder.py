@@ -79,7 +79,7 @@ class FileSelection:
     def choose(self, path: str, below: str, *, is_empty: bool, skipped: documents.Skipped) -> str:
         """Return the suffix by which to read a file, which is at `below` in the folder; empty if it is left out."""
         suffix = self.suffix(below.rpartition("/")[2])
-        if (self.include and not _spec(self.include).match_file(below)) or _spec(self.exclude).match_file(below):
+        if self._leaves_out(below):
             skipped.add(documents.NOT_CHOSEN, path)
         elif not suffix:
             skipped.add(documents.UNKNOWN, path)
@@ -89,6 +89,20 @@ class FileSelection:
         else:
             return suffix
         return ""
+
+    def reads(self, below: str) -> bool:
+        """Return whether a file at `below` in the folder is read, if it is not empty."""
+        return bool(self.suffix(below.rpartition("/")[2])) and not self._leaves_out(below)
+
+    def count_unmatched(self, chosen: Sequence[str], source: str, skipped: documents.Skipped) -> None:
+        """Count the patterns of `include` that match none of the files of a source that are read."""
+        for pattern in self.include:
+            if not pattern.startswith("!") and not any(map(_spec((pattern,)).match_file, chosen)):
+                skipped.add(documents.UNMATCHED, f"{pattern} in {source}")
+
+    def _leaves_out(self, below: str) -> bool:
+        include, exclude = tuple(self.include), tuple(self.exclude)
+        return bool(include and not _spec(include).match_file(below)) or _spec(exclude).match_file(below)
 
 
 ALL_FILES: Final = FileSelection()
@@ -119,7 +133,7 @@ def files_below(
         try:
             status = entry.stat()
             is_folder = stat.S_ISDIR(status.st_mode)
-            if (is_folder or entry.is_symlink()) and (why := _why_not(entry, status, root, seen)):
+            if (is_folder or entry.is_symlink()) and (why := _why_not(entry, status, root, seen, selection)):
                 skipped.add(documents.LINKS, f"{name} ({why})")
             elif is_folder:
                 below.append(_entries(entry.path))
@@ -140,12 +154,15 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
         return iter(sorted(entries, key=lambda entry: entry.name))
 
 
-def _why_not(entry: os.DirEntry[str], status: os.stat_result, root: Path, seen: set[tuple[int, int]]) -> str:
+def _why_not(
+    entry: os.DirEntry[str], status: os.stat_result, root: Path, seen: set[tuple[int, int]], selection: FileSelection
+) -> str:
     """Return why a folder or the target of a link is not read; empty, and noted as `seen`, if it is."""
     if entry.is_symlink():
         target = Path(os.path.realpath(entry.path))
         below = target.relative_to(root).parts if target.is_relative_to(root) else (".",)
-        if not any(part.startswith(".") for part in below):
+        is_read = stat.S_ISDIR(status.st_mode) or selection.reads("/".join(below))
+        if is_read and not any(part.startswith(".") for part in below):
             return "leads to what is read anyway"
         if Path(os.path.realpath(os.path.dirname(entry.path))).is_relative_to(target):  # noqa: PTH120
             return "leads to a folder that contains it"

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from ralm.corpus import documents, folder
 from ralm.corpus.documents import DocumentBuilder, Fields, Skipped
 from ralm.corpus.file_table import FileTableWriter, KnownSource, paths_of, sha256_of
-from ralm.corpus.files import GZIP, File, read_text
+from ralm.corpus.files import GZIP, File, read_text, suffix_of
 from ralm.corpus.folder import ALL_FILES, FileSelection
 from ralm.corpus.formats import JSON_LINES, SUFFIXES, arrow, document_reader
 from ralm.errors import CorpusError, RalmWarning
@@ -202,6 +202,7 @@ def find_files(source: str, begin: str, selection: FileSelection = ALL_FILES) ->
         for name, suffix in folder.files_below(source, skipped, selection):
             below = path_text(Path(begin, Path(name).relative_to(path)).as_posix())
             files.append(File(Path(name), below, f"{below}:", suffix=suffix, encoding=selection.encoding))
+    selection.count_unmatched([file.id.removeprefix(begin).lstrip("/") for file in files], source, skipped)
     for suffix in sorted({file.suffix for file in files}):
         document_reader(suffix)  # raises MissingExtraError
     return Source(source, iter(files), True, skipped)
@@ -220,7 +221,7 @@ def _single_file(path: FilePath, begin: str, prefix: str, selection: FileSelecti
     if not suffix:
         raise CorpusError(
             f"{path} is of an unknown type; give a folder, a file that ends in {', '.join(SUFFIXES)}, or hf:NAME, or "
-            "name a type with `read_as`."
+            f'name its type, such as `read_as="{suffix_of(path.name)}=.txt"`.'
         )
     return File(path, begin or path_text(path.name), prefix, suffix=suffix, encoding=selection.encoding)
 

@@ -191,7 +191,10 @@ def _value(node: ast.expr) -> Value:
     """Return the text, number or truth value of an expression."""
     match node:
         case ast.Name(name):
-            raise _error(node, f'one side of a comparison is a key, and a text stands in quotes: "{name}"')
+            quoted = f'one side of a comparison is a key, and a text stands in quotes: "{name}"'
+            raise _error(
+                node, {"true": "write True", "false": "write False", "null": "write is None"}.get(name, quoted)
+            )
         case ast.Constant(bool() | str() as value):
             return value
         case ast.Constant(int() | float() as number):

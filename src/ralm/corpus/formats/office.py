@@ -9,6 +9,7 @@ import posixpath
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, BinaryIO, Final
 
 from lxml import etree
@@ -21,6 +22,8 @@ from ralm.records import Document
 _MAX_UNPACKED: Final = 1 << 28
 _MAX_XML: Final = 1 << 26
 """Bytes of a part of a DOCX file; its tree takes many times as many."""
+_MAX_ROWS: Final = 1 << 20
+"""Rows of a sheet in Excel."""
 _FALSE: Final = ("0", "false", "off")
 _KINDS: Final = {".docx": "a DOCX file", ".xlsx": "an Excel file", ".pptx": "a PowerPoint file"}
 _WORD: Final = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -152,13 +155,19 @@ def sheet_documents(file: files.File, builder: documents.DocumentBuilder) -> Ite
     """Yield the file as a document: each shown sheet under its name, a line a row, with formulas' values as saved."""
     from openpyxl import load_workbook
 
-    lines: list[str] = []
+    lines, room = list[str](), _MAX_UNPACKED
     with _opened(file) as stream:
         book = load_workbook(stream, read_only=True, data_only=True)
         for sheet in (sheet for sheet in book.worksheets if sheet.sheet_state == "visible"):
-            rows = [_row(row) for row in sheet.iter_rows(values_only=True)]
-            if any(rows):
-                lines += [f"# {sheet.title}", plain_markdown("\n".join(row for row in rows if row))]
+            sheet.reset_dimensions()  # a file may say that it has any size
+            rows: list[str] = []
+            for row in filter(None, map(_row, islice(sheet.iter_rows(values_only=True), _MAX_ROWS))):
+                rows.append(row)
+                room -= len(row)
+                if room < 0:
+                    raise CorpusError(f"{file.path} has sheets of more than {_MAX_UNPACKED >> 20:,} MiB; split it.")
+            if rows:
+                lines += [f"# {sheet.title}", plain_markdown("\n".join(rows))]
         title = book.properties.title or file.title
         book.close()
     yield builder.markdown(file, title, "\n".join(lines))

@@ -13,7 +13,7 @@ from typing import Final
 
 from ralm.corpus import files
 from ralm.corpus.documents import SKIP_ADVICE, DocumentBuilder, check_columns, some_names
-from ralm.errors import CorpusError
+from ralm.errors import CorpusError, InputError
 from ralm.records import Document
 from ralm.storage.remote import FilePath
 
@@ -38,7 +38,7 @@ def jsonl_documents(file: files.File, builder: DocumentBuilder) -> Iterator[Docu
 
 def json_documents(file: files.File, builder: DocumentBuilder) -> Iterator[Document]:
     """Yield one document per object, of an array or one after another, from 1 on; CorpusError if it is not JSON."""
-    text = files.whole_text(file.path, encoding=file.encoding)
+    text = files.whole_text(file.path, encoding=file.encoding, most=files.MAX_JSON)
     may_be_invalid = _has_surrogates(text)
     for number, value in enumerate(values_of(text, str(file.path)), 1):
         where = f"{file.path}, object {number}"
@@ -89,27 +89,27 @@ def records_of_lines(path: FilePath) -> Iterator[tuple[str, Mapping[str, object]
     for number, line in files.lines_of(path):
         if line.strip():
             where = f"{path}, line {number}"
-            yield where, record_of_line(line, where)
+            yield where, record_of_line(line, where, InputError)
 
 
 def records_of_json(path: FilePath) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yield the objects of a JSON file, of an array or one after another, each with a name for its place."""
-    text = files.whole_text(path)
+    text = files.whole_text(path, InputError, most=files.MAX_JSON)
     may_be_invalid = _has_surrogates(text)
     for number, value in enumerate(values_of(text, str(path)), 1):
         where = f"{path}, object {number}"
         yield where, _record(value, where, may_be_invalid=may_be_invalid)
 
 
-def record_of_line(line: str, where: str) -> Mapping[str, object]:
-    """Return the object on a line of JSON Lines; CorpusError, naming `where`, if it is none."""
-    text = files.utf8_line(line, where)
+def record_of_line(line: str, where: str, error: type[InputError] = CorpusError) -> Mapping[str, object]:
+    """Return the object on a line of JSON Lines; CorpusError, naming `where`, if it is none, `error` if not UTF-8."""
+    text = files.utf8_line(line, where, error)
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise CorpusError(f"{where} is not JSON: {error.msg} at column {error.colno}.{SKIP_ADVICE}") from None
-    except (ValueError, RecursionError) as error:
-        raise CorpusError(f"{where} cannot be read as JSON: {error}.{SKIP_ADVICE}") from None
+    except json.JSONDecodeError as bad:
+        raise CorpusError(f"{where} is not JSON: {bad.msg} at column {bad.colno}.{SKIP_ADVICE}") from None
+    except (ValueError, RecursionError) as bad:
+        raise CorpusError(f"{where} cannot be read as JSON: {bad}.{SKIP_ADVICE}") from None
     return _record(value, where, may_be_invalid=_has_surrogates(text))
 
 
