@@ -57,8 +57,6 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
     chosen = {kind for kind in COMMANDS if any(f"[{kind}-" in item.nodeid for item in request.session.items)}
-    if "bm25" in chosen:
-        chosen.add("signals")  # which it is trained on
     folder = tmp_path_factory.mktemp("killed")
     rows = [
         {"id": f"{name}-{number}", "title": title, "text": f"{text} {number}"}

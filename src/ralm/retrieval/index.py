@@ -99,9 +99,10 @@ class Index:
                 f'{self.path} was not built for BM25; use `retriever="dense"`, or build it for both '
                 "(`ralm index --retriever both`)."
             )
+        passages, fingerprint = len(self.passages), self.fingerprint
         if fault := self.stemmer_fault:
             warnings.warn(f"{fault}, so some words may not be found.", RalmWarning, stacklevel=2)
-        passages, fingerprint = len(self.passages), self.fingerprint
+            fingerprint += f" searched with {self.analysis.stemmer}"
         return search.BM25(self.arrays, passages, self.bm25_options, analysis=self.analysis, fingerprint=fingerprint)
 
     @property
