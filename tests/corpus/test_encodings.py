@@ -71,6 +71,12 @@ def test_an_encoding_that_is_named_is_that_of_files_that_are_not_utf8(name: str,
         read(tmp_path / "1" / name, encoding="ascii")
 
 
+def test_lines_without_the_mark_of_the_encoding_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(TOKYO.encode("cp932"))
+    with pytest.raises(CorpusError, match="x.csv is not utf-16: UTF-16 stream does not start with BOM"):
+        read(tmp_path / "x.csv", encoding="utf-16")
+
+
 @pytest.mark.parametrize("name", ["klingon", "rot13", "undefined", "iso-2022-jp", "utf-7", "x\0y", ""])
 def test_names_of_no_encoding(name: str) -> None:
     with pytest.raises(UsageError, match="`encoding` must be one that Python knows"):

@@ -113,8 +113,8 @@ def lines_of(path: FilePath, encoding: str | None = None) -> Iterator[tuple[int,
                 if len(line) == _MAX_LINE:
                     raise CorpusError(f"{path}, line {number} is longer than {_MAX_LINE >> 20:,} MiB; split it.")
                 yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-        except UnicodeDecodeError as bad:
-            raise CorpusError(f"{path} is not {other}: {bad.reason}.") from None
+        except UnicodeError as bad:
+            raise CorpusError(f"{path} is not {other}: {getattr(bad, 'reason', bad)}.") from None
 
 
 def utf8_line(line: str, where: str, error: type[InputError] = CorpusError) -> str:
