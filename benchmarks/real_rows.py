@@ -115,8 +115,6 @@ MIXER_ROWS: Final = {
 CHOICE_ROWS: Final = {
     "letter-closed": "--prompt replug-choice",
     "letter-bm25": "--prompt replug-choice --index inputs/wikipedia",
-    "text-closed": "--prompt replug",
-    "text-bm25": "--prompt replug --index inputs/wikipedia",
 }
 
 
@@ -159,7 +157,6 @@ ORDERS: Final = (
     Order("random-4-similarity", "closed", "ours: no harm"),
     Order("gold-contrast", "gold", "CAD"),
     Order("letter-bm25", "letter-closed", "REPLUG Table 2"),
-    Order("text-bm25", "text-closed", "ours"),
 )
 
 

@@ -422,6 +422,7 @@ def test_mmlus_folders_by_the_command(files: Path) -> None:
     [
         (["--retrieved", "questions.jsonl"], 1, "has no passages"),
         (["--prompt", "replug"], 2, "give a --prompt with {choices}"),
+        (["--semantics", "official"], 2, "--semantics is of open questions"),
         (["--fields", "answers=c"], 1, "line 1 has no field 'c'"),
         (["--fields", "c"], 2, "--fields takes keys as key=value, not 'c'"),
         (["--demonstrations", "dev"], 2, "--demonstrations has none of the subject 'astronomy'"),

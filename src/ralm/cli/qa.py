@@ -97,6 +97,11 @@ class QuestionJob:
         pipeline = self.pipeline
         if self.has_choices:
             pipeline.reading.parts().require_average("a choice")
+            if "semantics" in user_flags:
+                raise UsageError(
+                    "`semantics` is of open questions: choices are asked as REPLUG's code does with `prompt` "
+                    "replug-choice-code and `join` answers."
+                )
         shots = self.shots or (_SHOTS_OF_CHOICES if self.has_choices else _SHOTS)
         questions = shared(_read, self.has_choices, self.questions, self.fields, self.limit)
         shown = [] if self.demonstrations is None else _read(self.has_choices, self.demonstrations, self.fields, shots)
