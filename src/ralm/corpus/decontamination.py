@@ -19,7 +19,7 @@ from ralm.corpus.documents import Fields
 from ralm.corpus.files import whole_text
 from ralm.corpus.sources import read_texts
 from ralm.corpus.words import bare_words, placed_bare_words, plain_text, readings_of
-from ralm.errors import CorpusError, UsageError
+from ralm.errors import CorpusError, InputError, UsageError
 from ralm.options import Option, check_options
 from ralm.records import Document
 from ralm.validation import check_strings
@@ -209,7 +209,7 @@ def read_titles(path: Path) -> list[str]:
 
 def read_lines(path: Path, what: str, normal: Callable[[str], str] = str.strip) -> list[str]:
     """Return the lines of a file that are not empty after `normal`; CorpusError, naming `what`, if there are none."""
-    lines = [line for line in whole_text(path).splitlines() if normal(line)]
+    lines = [line for line in whole_text(path, InputError).splitlines() if normal(line)]
     if not lines:
         raise CorpusError(f"{path} holds no {what}; write one per line.")
     return lines
