@@ -55,7 +55,9 @@ class PipelineOptions:
         if not self.retrieves and self.retrieval != RetrieverOptions():
             raise UsageError("`retriever`, `where` and the like choose passages of an index: give `index`.")
         if not (self.retrieves or file) and self.reading != ReadingOptions():
-            raise UsageError("`reader`, `documents`, `mixer` and `rerank` read passages: give them, as by `index`.")
+            raise UsageError(
+                "`reader`, `documents`, `mixer` and `rerank` read passages: give `index` or another source."
+            )
         self.reading.check_mixer()
 
 

@@ -227,7 +227,7 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
-        (["--reader", "ensemble"], 2, "read passages: give them, as by --index"),
+        (["--reader", "ensemble"], 2, "read passages: give --index or another source"),
         (["--baseline"], 2, "--baseline has no effect"),
         (["--shots", "3"], 2, "--shots has no effect without --demonstrations"),
         (["--retrieved", "bare.jsonl"], 1, "has no passages"),
