@@ -63,6 +63,8 @@ class Target:
 class HashEncoder(LetterEncoder):
     """Vectors drawn at random for each text."""
 
+    query_fingerprint = "hash"
+
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         digests = [hashlib.sha256(query.encode()).digest()[: self.dimension] for query in queries]
         rows = np.frombuffer(b"".join(digests), np.uint8).astype(np.float32) - 128

@@ -55,7 +55,8 @@ def _keys(*records: type) -> set[str]:
 
 _OF_SIGNALS: Final = _keys(ralm.QueryEncoderOptions) - _keys(ralm.RetrieverTrainingOptions)
 _OF_TEXT: Final = (
-    _keys(ralm.RetrieverTrainingOptions, ralm.ExampleOptions, ralm.CandidateOptions) - _keys(ralm.QueryEncoderOptions)
+    _keys(ralm.RetrieverTrainingOptions, ralm.ExampleOptions, ralm.CandidateOptions)
+    - _keys(ralm.QueryEncoderOptions, ralm.TrainingOptions)
 ) | {"lm", "lm_args", "fields", "skip_bad"}
 """Options of `ralm train retriever` that have an effect with signals, or with training text, alone."""
 
