@@ -1,8 +1,8 @@
 """Public bug reports of people who do this job, a line each, as far as no other test has them.
 
-Others stand where they are decided: `reading/test_pieces.py`, `reading/test_ensemble.py`, `lm/test_continuation.py`,
+Others stand where they are decided: `reading/test_generate.py`, `reading/test_readers.py`, `lm/test_decoder.py`,
 `retrieval/test_bm25.py`, `corpus/test_odd_files.py`, `reading/test_plan.py`, `harness/test_harness_model.py`,
-`answering/test_quotes.py` and `serving/test_defaults_of_clients.py`.
+`answering/test_citations.py` and `serving/test_defaults_of_clients.py`.
 """
 
 import math
