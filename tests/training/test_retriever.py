@@ -160,6 +160,19 @@ def test_losses_are_those_of_fixed_passages(root: Path, index: Path, tmp_path: P
     assert any(one.abs().sum() > 0 for one in gradients)
 
 
+def test_an_example_for_which_nothing_is_found_is_read_without_a_passage(root: Path, index: Path) -> None:
+    class Nothing(Taught):
+        def candidates(self, examples_B: IntArray, retriever: Retriever, k: int) -> Hits:
+            hits = super().candidates(examples_B, retriever, k)
+            hits.numbers_QK[examples_B == 1] = -1
+            return hits
+
+    alone_BT, read = Nothing().read(np.array([0, 1]), open_index(index).dense(encoder=shared(root)), 3)
+    np.testing.assert_array_equal(read.first_ET()[1], alone_BT[1])
+    np.testing.assert_allclose(read.ensemble_ET(0.1)[1], alone_BT[1])
+    assert (read.ensemble_ET(0.1)[0] > alone_BT[0]).all()
+
+
 class Few(Taught):
     """Its second example may be shown one passage only."""
 
