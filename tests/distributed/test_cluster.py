@@ -3,11 +3,14 @@
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ralm.distributed.workers import Requirements, connected, worker_resources
-from ralm.errors import ClusterError
+from ralm.distributed import workers
+from ralm.distributed.workers import Requirements, WorkerPool, connected, worker_resources
+from ralm.errors import ClusterError, RalmWarning
 from tests.cli.program import ralm
 
 
@@ -54,6 +57,22 @@ def test_machines_that_have_all_and_that_lack_something(tmp_path: Path) -> None:
             replace(here, versions=((name, "0.0.1"),)).check()
     with pytest.raises(ClusterError, match=r"cannot read .*corpus: put it on a disk that all share"):
         replace(here, read=(tmp_path / "corpus",)).check()
+
+
+def test_a_single_task_that_no_machine_begins_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = WorkerPool("cpu")
+    once: Any = iter([([], [])])
+    actor = SimpleNamespace(do=SimpleNamespace(remote=lambda *_: object()))
+    pool._workers = [workers._Worker(actor, ("machine", 0))]
+    monkeypatch.setattr(pool.__class__, "_start_workers", lambda _: None)
+    monkeypatch.setattr(workers, "_WARNING_SECONDS", -1)
+    monkeypatch.setattr("ralm.distributed.workers.ray.wait", lambda *_, **_more: next(once))
+    loader: Any = type("Loader", (), {"label": "a model"})()
+    with (
+        pytest.warns(RalmWarning, match="no machine of the cluster has finished a task with a model"),
+        pytest.raises(RuntimeError),
+    ):
+        list(pool.run(loader, print, [None], describe=str))
 
 
 @pytest.mark.parametrize(
