@@ -126,6 +126,11 @@ LM = f"--lm {MODEL}"
     [
         ("", "there is nothing to serve: give --lm or --index."),
         (f"{LM} --host 0.0.0.0", "other computers can reach --host 0.0.0.0: put a key for clients"),
+        (f"{LM} --retriever http://127.0.0.1:9", "--retriever, --reader and the like need passages: give --index."),
+        *(
+            (f"--index {{index}} {given}", f"{given.split()[0]} has no effect without --lm.")
+            for given in ("--reader ensemble", "--stride 8", "--prompt chat", "--model-name a", "--lm-args dtype=float32")
+        ),
         (f"{LM} --port 70000", "--port must be at most 65,535"),
         (f"{LM} --index none", "none is not a ralm index"),
         (f"{LM} --index a/x --index b/x", "two indexes are called 'x': give NAME=DIR"),

@@ -19,6 +19,8 @@ from ralm.settings import LM_ARGS
 
 _UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length")
 """Options without effect on a server that passes requests on."""
+_OF_MODELS = (*_UNUSED, "reader", "documents", "mixer", "rerank", "prompt", "model_name", "lm_args")
+"""Options without effect on a server that only searches."""
 
 
 def serve_command(
@@ -63,8 +65,11 @@ def serve_command(
     """
     if lm is None and not index:
         raise UsageError("there is nothing to serve: give `lm` or `index`.")
+    if not index and (retrieval != RetrieverOptions() or reading != ReadingOptions()):
+        raise UsageError("`retriever`, `reader` and the like need passages: give `index`.")
     if lm is None:
         _check_limits(serving.limits, ("cached_tokens", "new_tokens"), " without `lm`")
+        _check_unused(user_flags, _OF_MODELS, " without `lm`")
     reading.check_mixer()
     plan = options.with_query_tokens(plan, retrieval, user_flags)
 
@@ -110,10 +115,15 @@ def _check_passed_on(name: str, model_options: ModelOptions, limits: Limits, use
     if keys := keys_text(model_options, ModelOptions(api=ApiOptions(timeout=model_options.api.timeout))):
         raise UsageError(f"`lm_args` {keys} has no effect: {passed}.")
     _check_limits(limits, ("cached_tokens",), f": {passed}")
-    for option in _UNUSED:
-        if option in user_flags:
-            raise UsageError(f"{user_flags[option]} has no effect: {passed}.")
+    _check_unused(user_flags, _UNUSED, f": {passed}")
     process.print_note(f"{passed}, with passages")
+
+
+def _check_unused(user_flags: flags.UserFlags, unused: tuple[str, ...], why: str) -> None:
+    """Raise UsageError if the user gave an option without effect."""
+    for option in unused:
+        if option in user_flags:
+            raise UsageError(f"{user_flags[option]} has no effect{why}.")
 
 
 def _check_limits(limits: Limits, unused: tuple[str, ...], why: str) -> None:
