@@ -68,17 +68,17 @@ def figures(modules: list[Module]) -> list[Figure]:
     pages = [path for path in tracked("docs/*.md") if path.name not in GENERATED]
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
     return [
-        Figure("files in src", len(modules), aim=200, limit=263),
-        Figure("lines in src", sum(lengths), aim=38_000, limit=44_626),
-        Figure("lines in recipes", lines_of("src/ralm/recipes/*.py"), aim=1_200, limit=1_184),
+        Figure("files in src", len(modules), aim=200, limit=197),
+        Figure("lines in src", sum(lengths), aim=38_000, limit=40_493),
+        Figure("lines in recipes", lines_of("src/ralm/recipes/*.py"), aim=1_200, limit=1_173),
         Figure("median lines of a file", statistics.median(lengths), aim=130, limit=130, at_least=True),
-        Figure("lines of the longest file", max(lengths), aim=450, limit=405),
+        Figure("lines of the longest file", max(lengths), aim=450, limit=399),
         Figure("names such as one and found", names, aim=150, limit=22),
-        Figure("imports, % of lines", 100 * imports / sum(lengths), aim=6, limit=7.86),
-        Figure("lines in tests", lines_of("tests/*.py"), aim=34_000, limit=42_683),
-        Figure("lines in benchmarks", lines_of("benchmarks/*.py"), aim=2_500, limit=2_500),
+        Figure("imports, % of lines", 100 * imports / sum(lengths), aim=6, limit=7.32),
+        Figure("lines in tests", lines_of("tests/*.py"), aim=34_000, limit=37_681),
+        Figure("lines in benchmarks", lines_of("benchmarks/*.py"), aim=2_500, limit=2_480),
         Figure("lines in tools", lines_of("tools/*.py"), aim=1_500, limit=1_491),
-        Figure("words in docs, hand-written", words, aim=26_000, limit=25_861),
+        Figure("words in docs, hand-written", words, aim=26_000, limit=24_899),
     ]
 
 

@@ -129,7 +129,13 @@ LM = f"--lm {MODEL}"
         (f"{LM} --retriever http://127.0.0.1:9", "--retriever, --reader and the like need passages: give --index."),
         *(
             (f"--index {{index}} {given}", f"{given.split()[0]} has no effect without --lm.")
-            for given in ("--reader ensemble", "--stride 8", "--prompt chat", "--model-name a", "--lm-args dtype=float32")
+            for given in (
+                "--reader ensemble",
+                "--stride 8",
+                "--prompt chat",
+                "--model-name a",
+                "--lm-args dtype=float32",
+            )
         ),
         (f"{LM} --port 70000", "--port must be at most 65,535"),
         (f"{LM} --index none", "none is not a ralm index"),
