@@ -135,7 +135,7 @@ pictures: $(VENV)/installed-dev $(VENV)/installed-smollm2
 	$(BIN)/ralm eval ralm-demo/heldout.txt --lm ralm-tiny --index ralm-demo/index --limit-tokens 1000 --windows blocked \
 		--max-length 768 --reader ensemble:documents=5,temperature=2 --baseline --out ralm-demo/pictured
 	$(BIN)/ralm report ralm-demo/pictured --force --html ralm-demo/report.html
-	chromium --headless --hide-scrollbars --window-size=1280,960 --virtual-time-budget=3000 --screenshot=docs/report.png \
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,960 --virtual-time-budget=3000 --screenshot=docs/report.png \
 		ralm-demo/report.html
 
 clean:
