@@ -69,7 +69,7 @@ def figures(modules: list[Module]) -> list[Figure]:
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
     return [
         Figure("files in src", len(modules), aim=200, limit=197),
-        Figure("lines in src", sum(lengths), aim=38_000, limit=40_493),
+        Figure("lines in src", sum(lengths), aim=38_000, limit=40_491),
         Figure("lines in recipes", lines_of("src/ralm/recipes/*.py"), aim=1_200, limit=1_173),
         Figure("median lines of a file", statistics.median(lengths), aim=130, limit=130, at_least=True),
         Figure("lines of the longest file", max(lengths), aim=450, limit=399),

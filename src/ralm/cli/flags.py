@@ -23,6 +23,13 @@ UserFlags: TypeAlias = Mapping[str, str]
 """The flag as written of each option that the user set; a command with a parameter of this type gets them."""
 
 
+def check_unused(user_flags: UserFlags, unused: Collection[str], why: str) -> None:
+    """Raise UsageError if the user gave an option without effect."""
+    for option, flag in user_flags.items():
+        if option in unused:
+            raise UsageError(f"{flag} has no effect{why}.")
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """What a command prints: JSON with --json, else text; and its exit status."""

@@ -69,7 +69,7 @@ def serve_command(
         raise UsageError("`retriever`, `reader` and the like need passages: give `index`.")
     if lm is None:
         _check_limits(serving.limits, ("cached_tokens", "new_tokens"), " without `lm`")
-        _check_unused(user_flags, _OF_MODELS, " without `lm`")
+        flags.check_unused(user_flags, _OF_MODELS, " without `lm`")
     reading.check_mixer()
     plan = options.with_query_tokens(plan, retrieval, user_flags)
 
@@ -115,15 +115,8 @@ def _check_passed_on(name: str, model_options: ModelOptions, limits: Limits, use
     if keys := keys_text(model_options, ModelOptions(api=ApiOptions(timeout=model_options.api.timeout))):
         raise UsageError(f"`lm_args` {keys} has no effect: {passed}.")
     _check_limits(limits, ("cached_tokens",), f": {passed}")
-    _check_unused(user_flags, _UNUSED, f": {passed}")
+    flags.check_unused(user_flags, _UNUSED, f": {passed}")
     process.print_note(f"{passed}, with passages")
-
-
-def _check_unused(user_flags: flags.UserFlags, unused: tuple[str, ...], why: str) -> None:
-    """Raise UsageError if the user gave an option without effect."""
-    for option in unused:
-        if option in user_flags:
-            raise UsageError(f"{user_flags[option]} has no effect{why}.")
 
 
 def _check_limits(limits: Limits, unused: tuple[str, ...], why: str) -> None:

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.cli import options
-from ralm.cli.flags import Output, UserFlags
+from ralm.cli.flags import Output, UserFlags, check_unused
 from ralm.cli.process import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
@@ -99,17 +99,15 @@ def retriever_command(
     from ralm.training.signals import is_signals
 
     from_signals = any(is_signals(Path(source)) for source in sources)
-    for name in user_flags:
-        if name in (_OF_TEXT if from_signals else _OF_SIGNALS):
-            needs = "training text" if from_signals else "SIGNALS"
-            raise UsageError(f"{user_flags[name]} has no effect without {needs}.")
     if from_signals:
+        check_unused(user_flags, _OF_TEXT, " without training text")
         if len(sources) > 1:
             raise UsageError("a training reads one folder of signals, or training text: give only one of them.")
         trained = ralm.train_query_encoder(sources[0], out, tuned, training, index=index, force=force)
         what, before = "query encoder", tuned.init or "the encoder that the index names"
         use = f"search the same index with --retriever dense:query_encoder={trained.out}"
     else:
+        check_unused(user_flags, _OF_SIGNALS, " without SIGNALS")
         if index is None or lm is None:
             raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
         if model.device != "auto":
